@@ -1,21 +1,34 @@
-"""One Hugging Face causal LM that plays three roles.
+"""One Hugging Face causal LM that plays three roles: how a prompt becomes tokens, how a reply is sampled and rescored.
 
-The roles (paper: Selection, Policy, Summary) differ only in their system prompt and in the tool that they may
-call; the weights are shared. This file holds what touches the model: the parsing of replies, sampling with
-log-probabilities, rescoring with gradients, and how what is rescored is packed. Prompts, tools and the chat template
-are in chat/.
+The roles (paper: Selection, Policy, Summary) differ only in their system prompt and in the tool that they may call; the
+weights are shared. The messages of each role are built in selector.py, policy.py and summarizer.py.
 
-It knows nothing of skills on disk, sandboxes or rewards. The messages of each role are built in selector.py, policy.py
-and summarizer.py.
+    messages --chat_ids--> prompt_ids --sampler.write--> Completion --tool_call--> arguments of a call
+                               ^             |               |
+                               |             '-- fast/engine.py: one token of every open reply at a time
+                               '---------- next_ids ---------'   the next turn's prompt: all these tokens, then feedback
 
-In comments: B sequences in a batch, L their padded length, T the length of the key/value cache, V the vocabulary.
+    (prompt_ids, token_ids) --logprobs--> log pi(token | tokens before it), with gradients, for the update
+
+`Backbone` inherits from `Chat` (chat/template.py), which has the tokenizer and the model's own chat template:
+
+    encode(text)                     token ids of a text
+    chat_ids(messages, tool)         token ids of the prompt that the messages are
+    next_ids(completion, messages)   those of the next turn's prompt, which extends the last prompt and reply
+    tool_call(text, name)            the arguments of a call in a reply, or None
+
+Sampling (fast/engine.py): a prompt's keys and values are computed once. Then each step feeds the last token of every
+open reply through the model and divides its logits by the temperature. It draws the next token from their softmax and
+keeps its log-probability. (With a top_p below 1 it draws from the likeliest tokens only, at temperature 0 it takes the
+likeliest.) A reply ends with a stop token or at its limit. The trainer computes the same log-probabilities again, so
+their ratio rho begins at 1 up to rounding.
+
+In comments: B sequences in a batch, L their padded length, N tokens that are scored, V the vocabulary.
 """
 
 import contextlib
 import functools
-import itertools
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,40 +36,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
-from chat.calls import after_thoughts
 from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
 from fast.rescore import RECOMPUTED, head_logits, recompute_layers, token_logprobs
-from fast.slots import packed, padded
+from fast.slots import padded
 from command.process import UserError
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load reports an unreachable hub itself
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
-
-# The line that opens a block: a fence begins it, or stands behind words and code between single or double backticks.
-_OPENING = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[^\n`]*\n", re.MULTILINE)
-
-
-def extract_code(text):
-    """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
-
-    >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
-    'class ModelNew:\\n    pass\\n'
-    """
-    text, code, position = after_thoughts(text), None, 0
-    while opening := _OPENING.search(text, position):
-        body, closing, _ = text[opening.end():].partition("```")
-        if closing and re.search(r"(?m)^\s*class\s+ModelNew\b", body):
-            code = body
-        position = opening.end() + len(body) + len(closing)
-    return code
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,7 +67,7 @@ def check_device(device):
 
 
 class Backbone(Chat):
-    """The model, its tokenizer and what all three roles do with them."""
+    """The model, its tokenizer and what all three roles do with them. See the picture above."""
 
     def __init__(self, model, tokenizer):
         """model: a causal LM of transformers in eval mode; fast/attention.py lists the architectures."""
@@ -111,10 +99,11 @@ class Backbone(Chat):
                             "(bench.py: --max-prompt-tokens, --max-new-tokens; else --prompt-tokens, --policy-tokens)")
 
     @classmethod
-    def load(cls, path, device="cpu", dtype=None):
+    def load(cls, path, device="cpu", dtype=None, template=""):
         """Load a model folder or hub id. Raises UserError with one line when that cannot be done.
 
-        dtype defaults to float32 below a billion parameters and to bfloat16 above.
+        dtype defaults to float32 below a billion parameters and to bfloat16 above. template: a chat template in place
+        of the tokenizer's own.
         """
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
@@ -135,6 +124,7 @@ class Backbone(Chat):
                 "no such folder, and the hub cannot give it; without a network, download it and pass its folder")
             reason = str(error).strip().split("\n")[0][:200]
             raise UserError(f"{path}: {what} ({type(error).__name__}: {reason})") from None
+        tokenizer.chat_template = template or tokenizer.chat_template
         if not tokenizer.chat_template:
             raise UserError(f"{path}: the tokenizer has no chat template")
         return cls(model.to(device).eval(), tokenizer)
@@ -193,18 +183,16 @@ class Backbone(Chat):
         since a causal model gives the same values.
         """
         sequences, home = [], {}  # home[i] = index of the sequence that contains row i
-        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i][0])):
+        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i][0])):  # later turns contain earlier ones
             whole = list(rows[i][0]) + list(rows[i][1])
-            holders = (s for s, sequence in enumerate(sequences) if sequence[:len(whole)] == whole)
-            home[i] = next(holders, len(sequences))
+            home[i] = next((s for s, other in enumerate(sequences) if other[:len(whole)] == whole), len(sequences))
             if home[i] == len(sequences):
                 sequences.append(whole)
         ids = padded(sequences)  # (B, L)
-        # The logits at position p predict token p + 1.
-        positions, replies = [], []
+        positions, replies = [], []  # of all rows, N each; positions in the flattened (B L)
         for i, (prompt, reply) in enumerate(rows):
-            start = home[i] * ids.shape[1] + len(prompt) - 1
-            positions += range(start, start + len(reply))  # N of all rows
+            start = home[i] * ids.shape[1] + len(prompt) - 1  # the logits at position p predict token p + 1
+            positions += range(start, start + len(reply))
             replies += reply
         positions, targets = (torch.tensor(each, device=self.device) for each in (positions, replies))
         recompute = self.recompute and torch.is_grad_enabled()
@@ -214,16 +202,3 @@ class Backbone(Chat):
         logprobs = token_logprobs(self.model, self._head, ids.to(self.device), positions, targets, temperature)  # (N,)
         self.model.eval()
         return list(logprobs.split([len(reply) for _, reply in rows]))
-
-
-def micro_batches(sequences, budget):
-    """Pack `sequences` (lists of rows), longest first, into lists of sequences of at most `budget` tokens with padding.
-
-    A rollout's turns stay together: Backbone.logprobs runs them as one where each prompt extends the turn before it.
-    """
-    sized = []  # (tokens of the longest row, sequences that the model sees, rows)
-    for rows in sequences:
-        ids = [row.completion.prompt_ids + row.completion.token_ids for row in rows]
-        apart = sum(after[:len(before)] != before for before, after in itertools.pairwise(ids))
-        sized.append((max(map(len, ids)), 1 + apart, rows))
-    return packed(sorted(sized, key=lambda item: -item[0]), budget)

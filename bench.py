@@ -45,13 +45,13 @@ Files in --out:
 Lines are appended to results.jsonl when a batch of samples has ended. Killed at any instant, the same command goes on
 with what is missing: it removes what was cut off, and rolls out the problems that lack a sample once more.
 
-To change something: a threshold is a number in THRESHOLDS; a strategy is a line in STRATEGIES, which says what the next
-attempt sees; another figure is a line at the end of `figures`, and a column in page/levels.py.
+To change something: a threshold is a number in THRESHOLDS. A strategy is a row of policy.STRATEGIES, as recipes.py
+shows. Another figure is a line at the end of `figures`, and a column in page/levels.py.
 """
 
-if __name__ == "__main__":  # before torch is imported: it reads environment variables when it is loaded
+if __name__ == "__main__":
     from command.process import begin
-    begin()
+    begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
 import json
 import math
@@ -61,42 +61,20 @@ import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
-import torch
-from tqdm import tqdm
-
-from backbone import Backbone, Sampling, check_device
-from chat.prompts import read_prompts
-from chat.server import Server
-from fast import ranks
-from page import charts, levels
-from policy import Strategy, best_window, latest, nothing, ranked_parent, rollout
-from command.files import found, read_lines, told, write_atomically
-from command.options import complete, option, parse
-from command.process import UserError, run_command
-from run import write_page
-from sandbox import PRECISE, Sandbox, Verdict, verdict_from_json
-from selector import select
-from skills import SkillLibrary
-from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks, too_large
-
-# A figure's row is one of COUNTED by one of RULES; see above.
-THRESHOLDS = (1.0, 1.2, 1.5, 2.0, 3.0)  # the p of Fast_p
-COUNTED = ("best turn", "last turn")
-RULES = ("standard", "strict")
-STRATEGIES = {  # what a sample's next attempt sees of the earlier ones; policy.py has the parts
-    "parallel": Strategy(show=nothing),  # independent attempts
-    "serial": Strategy(show=best_window),  # the paper's: the best 4 consecutive attempts and their verdicts
-    "judge": Strategy(show=latest, judge=True),  # CudaForge: the last attempt, and the model names its bottleneck
-    "evolve": Strategy(show=ranked_parent, only_new=True),  # EvoEngineer: a population of 5, and parents
-}
+from command.options import check_name, check_together, complete, option, parse, parse_early
 
 
 @dataclass
 class Options:
     """The command line. `start` fills in what is None."""
 
-    # Which problems, and what the prompts hold
+    GROUPS: ClassVar = {"level": "which problems, and what the prompts hold", "samples": "how much the model may try",
+                        "tolerance": "what counts as correct, and as fast",
+                        "temperature": "sampling (paper: replies of at most 8,192 tokens, prompts of at most 24,576)",
+                        "out": "the run"}
+
     level: int = option(1, "KernelBench's level", choices=[1, 2, 3])
     kernelbench: str = option(None, "KernelBench checkout; None: the built-in problems", metavar="DIR")
     ids: str = option(None, "only these problems: 5,10,15 or 1-20 or every5", metavar="IDS")
@@ -109,26 +87,51 @@ class Options:
     bm25_only: bool = option(False, "ablation: inject BM25's first 3 skills, without the Selection role")
     prompts: str = option(None, "file or folder of prompts", metavar="FILE")
     thinking: bool = option(False, "let replies begin with thoughts, where the chat template can forbid them")
-    # How much the model may try
     samples: int = option(8, "samples of a task; one is greedy", above_0=True)
     turns: int = option(3, "T: attempts in a sample", above_0=True)
-    strategy: str = option("serial", "what an attempt sees; to compare: a run each, equal --tokens; judge is CudaForge "
-                           "without NCU metrics, evolve EvoEngineer without crossover and insights", choices=STRATEGIES)
+    strategy: str = option("serial", "what an attempt sees of the earlier ones: a name in policy.STRATEGIES (serial, "
+                           "parallel, judge, evolve); to compare them: a run each, equal --tokens")
     tokens: int = option(None, "budget of a sample; None: turns x longest reply", above_0=True)
-    # What counts as correct, and as fast
     tolerance: float = option(1e-4, "of correct outputs; papers before 2026: 1e-2", above_0=True, most=1)
     device: str = option(None, "cuda measures, cpu models times; None: cuda if it is there", choices=["cpu", "cuda"])
     baseline: str = option("eager", "what to be faster than; compile: torch.compile", choices=["eager", "compile"])
     timeout: float = option(60.0, "seconds for a candidate", above_0=True, most=86_400)
-    # Sampling (paper: replies of at most 8,192 tokens, prompts of at most 24,576)
     temperature: float = option(1.0, "of the Policy, with more than one sample", above_0=True)
     top_p: float = option(0.95, "of the Policy: sample from the likeliest tokens of this share", above_0=True, most=1)
     max_new_tokens: int = option(None, "longest reply; None: a quarter of the context, to 8192", above_0=True)
     max_prompt_tokens: int = option(None, "longest prompt; None: the rest of the context", above_0=True)
-    # The run
     out: str = option(None, "folder of results; None: runs/bench_level<L>", metavar="DIR")
     seed: int = option(0, "of sampling")
     batch: int = option((32, 256, 256), "samples at a time", above_0=True)
+
+
+if __name__ == "__main__":
+    parse_early(Options, __doc__.split("\n")[0])  # --help and misspelt flags need no torch, whose import takes seconds
+
+import torch
+from tqdm import tqdm
+
+import recipes  # noqa: F401 (it enters further strategies)
+from backbone import Backbone, Sampling, check_device
+from chat.prompts import read_prompts
+from chat.server import Server
+from fast import ranks
+from page import charts, levels
+from policy import STRATEGIES, rollout
+from command.files import find_path, read_lines, user_error, write_atomically
+from command.process import UserError, run_command
+from run import write_page
+from sandbox import PRECISE, Sandbox, Verdict, verdict_from_json
+from selector import select
+from skills import SkillLibrary
+from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks, too_large
+
+# A figure's row is one of COUNTED by one of RULES; see above.
+THRESHOLDS = (1.0, 1.2, 1.5, 2.0, 3.0)  # the p of Fast_p
+COUNTED = ("best turn", "last turn")
+RULES = ("standard", "strict")
+CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--both"), ("--server", "--thinking"),
+                  ("--no-skills", "--library")]
 
 
 @dataclass
@@ -137,9 +140,9 @@ class Attempt:
 
     reply: str  # everything that the Policy wrote
     verdict: Verdict
-    tokens: int = 0  # sampled for it, those of a judge included
-    advice: str = ""  # of a judge, after this attempt
-    repeats: bool = False  # an earlier attempt had the same kernel, so this one was not scored
+    tokens: int = 0  # sampled for it, those of the strategy's advice included
+    advice: str = ""  # of the strategy, after this attempt
+    repeats: bool = False  # the strategy has refused the kernel, so this attempt was not scored
 
 
 @dataclass
@@ -153,7 +156,7 @@ class Sample:
 
     @property
     def scored(self) -> list[Attempt]:
-        """The attempts that count: all but those that repeat an earlier one (only "evolve" looks for these)."""
+        """The attempts that count: all but those whose kernel the strategy has refused."""
         return [attempt for attempt in self.turns if not attempt.repeats]
 
 
@@ -247,11 +250,12 @@ def start(options) -> tuple:
     and timeout do, too, since they change random numbers and verdicts. Raises UserError for a model, a checkout or a
     problem that is not there.
     """
+    # What needs no loading is checked first, so that a slip costs no minutes.
     check_device(options.device)
-    if options.no_skills and (options.bm25_only or options.both):
-        raise UserError("--bm25-only, --both and --no-skills: choose one")
-    if options.server and options.thinking:
-        raise UserError("--thinking: with --server it is a matter of how the server was started")
+    check_name(Options, "strategy", options.strategy, STRATEGIES)
+    least = STRATEGIES[options.strategy].least_turns
+    if options.turns < least:
+        raise UserError(f"--strategy {options.strategy}: below --turns {least} no attempt sees an earlier one")
     source, level = "built-in problems", builtin_tasks(options.level, options.device)
     if options.kernelbench:
         source, level = "KernelBench", kernelbench_tasks(options.kernelbench, options.level)
@@ -263,6 +267,7 @@ def start(options) -> tuple:
     options.max_prompt_tokens = options.max_prompt_tokens or model.context - options.max_new_tokens
     model.check_lengths(options.max_prompt_tokens, options.max_new_tokens)
     options.tokens = options.tokens or options.turns * options.max_new_tokens
+    # The configuration of the folder: another one in the same folder would mix what cannot be compared.
     config = asdict(options)
     for name in ("out", "kernelbench", "server", "both"):  # paths may differ between machines
         del config[name]
@@ -278,7 +283,7 @@ def load(options) -> tuple:
 
     `evaluate` calls a model's `chat_ids`, `next_ids`, `sampler` and `sample`. library: None injects no skills.
     """
-    folder = found(options.model)
+    folder = find_path(options.model)
     if options.server:
         model, library = Server(options.server, options.served_model), SkillLibrary()
         options.model = checkpoint = model.name
@@ -287,7 +292,7 @@ def load(options) -> tuple:
         model.thinking = options.thinking
         checkpoint = folder.resolve().name  # a run's checkpoint/ is a link to another folder after each save
     if options.library:
-        library = SkillLibrary.load(found(options.library))
+        library = SkillLibrary.load(find_path(options.library))
     elif library is None:
         library = SkillLibrary.of_model(folder)
     return model, None if options.no_skills else library, checkpoint
@@ -299,7 +304,7 @@ def open_folder(folder, config) -> dict:
     Raises UserError when it holds another configuration's results.
     """
     path = folder / "config.json"
-    with told(f"--out {folder}: cannot write there"):
+    with user_error(f"--out {folder}: cannot write there"):
         if not path.exists():
             write_atomically(path, json.dumps(config, indent=1) + "\n")
         before = json.loads(path.read_text())
@@ -369,7 +374,7 @@ def sample_batch(model, library, sandbox, tasks, options) -> dict:
         jobs += [(task, skills)] * options.samples
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.max_prompt_tokens)
     strategy = STRATEGIES[options.strategy]
-    if options.samples == 1 and strategy.show in (best_window, latest):
+    if options.samples == 1 and not strategy.same_prompts:
         sampling = replace(sampling, temperature=0.0)
     samples = {task.name: [] for task in tasks}
     for trajectory in rollout(model, sandbox, jobs, options.turns, sampling, generator, strategy, options.tokens):
@@ -399,6 +404,7 @@ def main(argv=None) -> int:
     """Check everything, then evaluate, then report. With several ranks, rank 0 alone opens the folder and reports."""
     argv = sys.argv[1:] if argv is None else argv
     given = parse(Options, argv, __doc__.split("\n")[0])
+    check_together(given, CONTRADICTIONS)
     given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
     options = complete(Options, given, size=int(given["device"] == "cuda"))
     tasks, model, library, config = start(options)
@@ -416,7 +422,11 @@ def main(argv=None) -> int:
                 facts = {"command": " ".join(["python", "bench.py", *argv]),
                          "clock": "modelled" if options.device == "cpu" else "measured",
                          "skills": "no skills" if skills is None else f"skills out of {len(skills)}"}
+                if options.server:
+                    facts["server"] = model.statistics()
                 report(part, facts | levels.machine(options.device) | {"config": described} | all_figures(samples))
+    if options.server:
+        print(f"{options.server}: {json.dumps(model.statistics())}")
     if options.both and ranks.rank() == 0:
         write_page([part for part, _, _ in parts], folder / "report.html")
         print(f"\nboth side by side: {folder}/report.html")

@@ -5,7 +5,7 @@
 The folder of a run, --out of reinforce.py:
 
     config.json                            every option of the run, written when it begins
-    metrics.jsonl                          one object a step; reinforce.step_metrics says what each number means
+    metrics.jsonl                          one object a step; step_metrics says what each number means
     rollouts/step_N.jsonl                  every prompt, reply, verdict, selection, proposal, and why it was rejected
     rollouts/eval_N.jsonl                  the same for the evaluation after step N
     skill_library/global_step_N.jsonl      the library after step N
@@ -14,11 +14,11 @@ The folder of a run, --out of reinforce.py:
     curves.png, report.html                all of it to look at
 
 Killed at any instant, a run continues from its last checkpoint. What later steps have left in the folder is removed
-then, and the steps are done again. On a CPU the continued run equals an uninterrupted one bit for bit, because weights,
-optimiser, library, the generator's state and the position in the stream of tasks are all that one step hands to the
-next. The first checkpoint of a small model is written before the first step.
+then, and the steps are done again. One step hands to the next only weights, optimiser, library, the generator's state
+and the position in the stream of tasks. So on a CPU the continued run equals an uninterrupted one bit for bit. The
+first checkpoint of a small model is written before the first step.
 
-`episodes` is a list of reinforce.Episode, `options` a reinforce.Options.
+`episodes` is a list of reinforce.Episode, `options` a reinforce.Options: this file knows of them what it reads.
 """
 
 if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threads wait
@@ -31,7 +31,6 @@ import functools
 import importlib.util
 import json
 import os
-import random
 import shutil
 import sys
 import time
@@ -47,16 +46,17 @@ from chat.prompts import read_prompts
 from fast import ranks
 from fast.optimizer import make_adamw
 from page import charts, records
+from page.live import progress, tracker
 from page.writer import render
-from policy import verdict_text
-from command.files import found, read_lines, told, write_atomically
+from policy import rollout_metrics, verdict_text
+from command.files import find_path, read_lines, user_error, write_atomically
 from command.process import UserError, run_command
 from sandbox import Sandbox
+from selector import selection_metrics
 from skills import MODEL_FILE, SkillLibrary
-from synthetic.generator import NARROW, WIDE, training_tasks
-from tasks import TaskError, builtin_tasks, evaluation_fingerprints, listed_tasks, unfit
-
-SYNTHESISED = {"synth": NARROW, "wide": WIDE}  # --tasks: distributions of problems
+from summarizer import summary_metrics
+from synthetic import generator  # noqa: F401 (it enters "synth" and "wide" in tasks.SYNTHESISED)
+from tasks import SYNTHESISED, listed_tasks
 
 
 @dataclass
@@ -74,11 +74,9 @@ class Run:
     resumed: bool = False  # after step 0: is step 0 done, the evaluation before training?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
-    compile_sandbox: Sandbox | None = None  # measures against torch.compile, for CUDA Agent's reward
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
-    tensorboard: object = None  # a SummaryWriter, with --log tensorboard
-    wandb: object = None  # a run of Weights & Biases, with --log wandb
+    track: object = None  # (numbers, step): sends a step's numbers to the program that --log names
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # of several ranks one writes files and progress
 
     @property
@@ -109,14 +107,14 @@ def new_run(given, configure) -> Run:
     """
     name = given.get("out") or time.strftime("runs/%Y%m%d-%H%M%S")
     taken = (Path(name) / "checkpoint").exists() or bool(read_metrics(Path(name)))
-    # All ranks take rank 0's name, because each has a clock of its own, and its answer, because it soon writes there.
+    # All ranks take rank 0's name and its answer: their clocks differ, and rank 0 may write there before others look.
     name, taken = ranks.first((name, taken))
     if taken:
         raise UserError(f"{name} already holds a run: continue it with --resume, or choose another --out")
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | given
-    options = configure(given)  # whether the model is large will be known when it is loaded
+    options = configure(given)  # with the defaults of a small model; `load` does it again when the size is known
     check(options)
-    run = load(Path(name), found(options.model), given, configure)
+    run = load(Path(name), find_path(options.model), given, configure)
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
     lay_out(run)
     if not run.model.large:  # 100 GB would take minutes; a large run that is killed before its first one begins again
@@ -136,17 +134,17 @@ def resume_run(given, configure, changeable) -> Run:
     path = folder / "trainer.pt"
     if not path.is_file():
         raise UserError(f"--resume: nothing to resume in {out}: {path} is missing")
-    with told(f"--resume: {path} is broken"):
+    with user_error(f"--resume: {path} is broken"):
         # Mapped, not read: 65 GB of an 8B's optimiser must not be in the host's memory twice; ranks share one copy.
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for name, value in given.items():
         if value != saved["options"].get(name) and name not in changeable:
             raise UserError(f"--resume: {out} has {name} = {saved['options'].get(name)}, not {value}")
     given = saved["options"] | given
-    with told(f"--resume: {path} is of another version"):
+    with user_error(f"--resume: {path} is of another version"):
         check(configure(given))
     run = load(out, folder, given, configure)  # the checkpoint is a model folder like any other
-    with told(f"--resume: {path} is of another version"):
+    with user_error(f"--resume: {path} is of another version"):
         run.optimizer.load_state_dict(saved["optimizer"])
         run.generator.set_state(saved["generator"])
         run.initial_names = set(saved["initial_names"])
@@ -192,12 +190,12 @@ def load(out, source, given, configure) -> Run:
 def lay_out(run):
     """Write the options, and remove what steps after the checkpoint have left.
 
-    They are done again, and with a GPU they may turn out otherwise: nothing of them may stay then.
+    These steps are done again, and on a GPU they may have other results, so nothing of them may stay.
     """
     if not run.writes:
         return
     out, options = run.out, run.options
-    with told(f"--out {out}: cannot write there"):
+    with user_error(f"--out {out}: cannot write there"):
         out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "config.json", json.dumps(asdict(options), indent=1))
     lines = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
@@ -207,47 +205,47 @@ def lay_out(run):
             if step > run.step:
                 path.unlink()
     run.library.save(out / f"skill_library/global_step_{run.step}.jsonl")  # the page compares later ones with this one
-    if options.log == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter  # the package is optional
-        run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
-    if options.log == "wandb":
-        import wandb  # optional, too. The same name continues the same run.
-        run.wandb = wandb.init(id=out.name, name=out.name, dir=out, config=asdict(options), resume="allow")
+    run.track = tracker(options.log, out, asdict(options), run.step)
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
           f"({options.k} + 1) schemes x {options.n} rollouts x {options.turns} turns = "
           f"{drawn * (options.k + 1) * options.n * options.turns} kernels.", flush=True)
 
 
-def task_stream(options):
-    """Training tasks without end, the same for the same options. Raises TaskError when there are none.
-
-    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
-    batch (tasks.scale_batch), so that kernels take long enough to be measured. The user's problems are checked as
-    synthesised ones are (tasks.unfit), each when its turn comes for the first time; the first rank says which are left
-    out, how many in all, and why.
-    """
-    if options.tasks in SYNTHESISED:  # this stream has no end
-        yield from training_tasks(options.seed, SYNTHESISED[options.tasks], options.device)
-    builtin = options.tasks == "builtin"
-    listed = builtin_tasks(device=options.device) if builtin else listed_tasks(options.tasks)
-    reasons = dict.fromkeys(listed) if builtin else {}  # problem -> why it is left out, or None
-    evaluation, rng = evaluation_fingerprints(), random.Random(options.seed)
-    while True:
-        for task in rng.sample(listed, len(listed)):  # every task once, then again in another order
-            if task not in reasons:
-                reasons[task] = unfit(task, evaluation)
-                if reasons[task] and ranks.rank() == 0:
-                    counts = dict(Counter(filter(None, reasons.values())))
-                    tqdm.write(f"{task.name} is left out: {reasons[task]}. Of {len(reasons)} so far: {counts}")
-            if not reasons[task]:
-                yield task
-        if all(reasons.values()):
-            raise TaskError(f"--tasks {options.tasks}: no problem can be trained on ({Counter(reasons.values())})")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The end of a step
+
+
+def step_metrics(run, episodes, losses) -> dict:
+    """The line of metrics.jsonl that is made of a step's episodes. losses: of reinforce.update.
+
+        step, clock     number of the step; are speedups modelled or measured?
+        staged          skills that joined the library, at most one for each task
+        library         skills in it afterwards
+        rows            {role: replies in the groups that returns are compared in}
+        masked          {why: replies without a loss}: "prs"; "void"; "group" (the task's rewards do not vary, or it is
+                        beyond the first B that do); "mrs"
+        the others      policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics, update; seconds
+                        of each phase are added by finish_step, eval_* by reinforce.evaluate_if_due
+    """
+    trajectories, selections, summaries = [], [], []
+    for episode in episodes:
+        trajectories += episode.trajectories
+        selections += episode.selections
+        summaries += episode.summaries
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    line = {"step": run.step + 1, "clock": run.clock} | rollout_metrics(trajectories)
+    line |= selection_metrics(selections, run.initial_names) | summary_metrics(summaries)
+    line |= {"staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library)}
+    line["rows"] = {"policy": compared(turns), "selection": compared(selections), "summary": compared(summaries)}
+    reasons = Counter(turn.masked for turn in turns)
+    line["masked"] = {why: reasons[why] for why in ("prs", "void", "group")} | {"mrs": losses.pop("mrs_masked")}
+    return line | losses
+
+
+def compared(replies) -> int:
+    """How many replies have an advantage; a void turn and a Selection that was not asked have none."""
+    return sum(reply.advantage is not None for reply in replies)
 
 
 def finish_step(run, line):
@@ -266,12 +264,7 @@ def finish_step(run, line):
         return
     # Not `rows`, `masked`, `rejected` and `seconds`, which are dicts.
     numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
-    if run.wandb:
-        run.wandb.log(numbers, step=run.step)
-    if run.tensorboard:
-        for name, value in numbers.items():
-            run.tensorboard.add_scalar(name, value, run.step)
-        run.tensorboard.flush()
+    run.track(numbers, run.step)
     if run.step or "eval_fast_1" in line:
         tqdm.write(progress(line, run.options, run.library), file=sys.stdout)
 
@@ -311,26 +304,6 @@ def read_metrics(out) -> list[dict]:
     A last line that a kill has cut off is left out. Raises UserError for any other line that cannot be read.
     """
     return read_lines(out / "metrics.jsonl", lambda line: line | {"step": int(line["step"])})
-
-
-def progress(line, options, library) -> str:
-    """What a step prints; before the first step only the evaluation. line: of metrics.jsonl. library: after the step.
-
-    `replies a+b+c` are those of Policy, Selection and Summary in the groups of the loss.
-    """
-    parts = ["before training"]  # then, if there are any, the skills found and the evaluation
-    if line["step"]:
-        rows = "+".join(map(str, line["rows"].values()))
-        parts = [f"step {line['step']}/{options.steps}  reward {line['reward_best']:.3f}  "
-                 f"correct {line['correct']:.0%}  Fast_1 {line['fast_1']:.0%}  speedup {line['speedup'] or 0:.2f}x "
-                 f"({line['clock']})  replies {rows}  skills {line['library']} (+{line['staged']})  proposals "
-                 f"passed {line['passed']} of {line['proposals']}  {sum(line['seconds'].values()):.0f} s"]
-    if line.get("staged"):
-        parts.append("new: " + ", ".join(skill.name for skill in library.skills[-line["staged"]:]))
-    if "eval_fast_1" in line:
-        figures = [f"{label} {line[key]:{form}}" for key, label, form in records.EVALUATION]
-        parts.append(f"evaluation: {', '.join(figures)} ({line['clock']})")
-    return ("  |  " if line["step"] else "  ").join(parts)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

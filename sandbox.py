@@ -71,7 +71,7 @@ from pathlib import Path
 from judge.pool import Pool
 from judge.processes import SHARED, gpu_lock
 from judge.verdict import Verdict, printable, verdict_from_json  # noqa: F401 (bench.py reads verdicts with the latter)
-from command.files import told
+from command.files import user_error
 from command.process import UserError, run_command
 from tasks import load_task
 
@@ -244,7 +244,7 @@ def main(argv=None) -> int:
     options = vars(parser.parse_args(argv))
     must_be_correct = options.pop("check")
     as_json, task, path = options.pop("json"), load_task(options.pop("task")), Path(options.pop("candidate"))
-    with told(f"{path}: cannot read the candidate"):
+    with user_error(f"{path}: cannot read the candidate"):
         text = path.read_bytes()
     try:
         code = text.decode()

@@ -4,7 +4,8 @@
     select     the model is asked k times which of them to use, and each answer chooses at most 3: a *selection*
 
 A task's k selections and the null selection (no skills) make the k + 1 schemes that the Policy's rollouts are spread
-over. This file knows nothing of kernels, results or optimisers: reinforce.py fills in the reward and the advantage.
+over. This file knows nothing of kernels, results or optimisers: reinforce.py fills in the reward, advantages.py the
+advantage.
 """
 
 import re
@@ -15,13 +16,12 @@ from rank_bm25 import BM25Plus
 
 from backbone import Completion
 from chat.prompts import MOST_SKILLS, SELECT_TOOL, fill, role_messages, skill_text
-from command.numbers import mean
 from skills import Skill
 from tasks import Task
 
 CANDIDATES = 20  # paper: BM25 keeps the top 20 with a score above 0
 TASK_CHARACTERS = 1000  # of the task that Selection sees
-LARGE_TASK_CHARACTERS = 100_000  # the same for a model over a billion parameters (the release)
+LARGE_TASK_CHARACTERS = 100_000  # the same for a model over a billion parameters: the release's script for 14B
 
 
 @dataclass
@@ -33,8 +33,8 @@ class Selection:
     completion: Completion | None  # None where the model was not asked: no candidates, or BM25 alone decides
     skills: tuple[Skill, ...]  # what it chose; () when nothing in the answer was valid
     dropped: tuple[str, ...] = ()  # names in the answer that are no candidates, or are too many
-    reward: float | None = None  # filled in once by reinforce.py
-    advantage: float | None = None  # filled in once by reinforce.py
+    reward: float | None = None
+    advantage: float | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -42,34 +42,41 @@ class Selection:
 
 
 def words(text) -> list[str]:
-    """The words that BM25 compares: the release's, and the parts of those that are code.
+    """The words that BM25 compares. Paper: lower case, split at blanks and `_ - /`, without other punctuation.
 
-    The release (skill_library.py) writes lower case, splits at blanks and `_ - /`, and deletes other punctuation, so
-    nn.LayerNorm(x) is one word, which no skill contains. We add its identifiers and what CamelCase joins in them.
+    That makes nn.LayerNorm(x) one word, which no skill contains. So we add the identifiers in it, the parts of a name
+    in CamelCase, and names with `_` as one word: layer_norm, LayerNorm and layernorm share a word.
 
-    >>> words("Fuse-pointwise_run: nn.LayerNorm(x)")
-    ['fuse', 'pointwise', 'run', 'nnlayernormx', 'nn', 'layernorm', 'x', 'layer', 'norm']
+    >>> words("Fuse-pointwise: nn.LayerNorm(x)")
+    ['fuse', 'pointwise', 'nnlayernormx', 'nn', 'layernorm', 'x', 'layer', 'norm']
+    >>> words("F.layer_norm")
+    ['flayer', 'f', 'layer', 'norm', 'layernorm']
     """
-    found = []
+    compared = []
     for word in re.split(r"[\s_/-]+", text):
         identifiers = re.findall(r"\w+", word)
         parts = re.sub(r"(?<=[a-z])(?=[A-Z\d])", " ", " ".join(identifiers)).split()
-        found += dict.fromkeys(map(str.lower, filter(None, ["".join(identifiers), *identifiers, *parts])))
-    return found
+        spelled = ["".join(identifiers), *identifiers, *parts]
+        compared += dict.fromkeys(name.lower() for name in spelled if name)  # each once
+    for name in re.findall(r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+", text):
+        compared.append(name.replace("_", "").lower())
+    return compared
 
 
 def recall(library, query, top=CANDIDATES) -> list[Skill]:
     """The `top` skills whose BM25 score for a query (a `task_text`) is greatest and above 0, best first.
 
-    BM25+ without its constant is Okapi's BM25 with another idf, log((N + 1) / n) for a word that n of N skills contain.
-    Okapi's own is 0 for n = N / 2 and negative above it, so a small library would lose the words that its skills share.
-    Of one or two skills no word could count; the release then offers them all, and so do we.
+    BM25 weighs a word that n of N skills contain by its idf. We take that of BM25+, log((N + 1) / n). Okapi's idf is 0
+    for n = N / 2 and negative above it, so in a small library the words that its skills share would not count. (delta=0
+    leaves out what else BM25+ changes.) In a library of one or two skills no word counts, so all of them are offered.
     """
     if len(library) < 3:
         return library.skills[:top]
     if library.index is None:
-        documents = [[s.name, s.description, *s.tags, s.content] for s in library.skills]
-        library.index = BM25Plus(list(map(words, map(" ".join, documents))), delta=0)
+        documents = []
+        for skill in library.skills:
+            documents.append(words(" ".join([skill.name, skill.description, *skill.tags, skill.content])))
+        library.index = BM25Plus(documents, delta=0)
     scores = library.index.get_scores(words(query))  # one for each skill
     best = np.argsort(-scores, kind="stable")[:top]  # stable: equal scores keep the library's order
     return [library.skills[i] for i in best if scores[i] > 0]
@@ -80,14 +87,15 @@ def recall(library, query, top=CANDIDATES) -> list[Skill]:
 
 
 def task_text(task) -> str:
-    """What Selection and BM25 read of a task: its source; with the release's prompts the Policy's first user message.
-    """
+    """What Selection and BM25 read of a task: its source. A file of prompts may show more (`selection_task`)."""
     source = task.source.strip()
     return fill("selection_task", source=source, policy_user=fill("policy_user", task_description=source, skills=""))
 
 
 def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dict]:
-    """The prompt: the beginning of the task; names, descriptions, scopes and tags of the candidates, not their content.
+    """The prompt: the beginning of the task, and of each candidate its name, description, scope and tags.
+
+    The candidates' content is not shown (paper), so that 20 of them fit.
     """
     listed = "\n".join(skill_text("candidate", skill, number) for number, skill in enumerate(candidates, 1))
     return role_messages("selection", task_description=task_text(task)[:characters], file_tree=listed,
@@ -95,9 +103,9 @@ def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dic
 
 
 def fitting_prompt(model, task, candidates, longest) -> tuple[list[int], list[Skill]]:
-    """(token ids of the prompt, the candidates in it). The last candidates are left out until `longest` tokens hold it.
+    """(token ids of the prompt, the candidates in it): the last candidates are left out until the prompt fits.
 
-    longest: None for no limit.
+    longest: most tokens of the prompt, or None for no limit.
     """
     characters = LARGE_TASK_CHARACTERS if model.large else TASK_CHARACTERS
     while True:
@@ -135,17 +143,21 @@ def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) 
     candidates until it fits. A task without candidates gets k empty selections, without asking the model.
     bm25_only (ablation): the k selections are the first 3 skills that BM25 recalls, without asking the model.
     """
-    selections, prompts = [], []
-    asked = []  # the selections that the replies to these prompts fill in
+    selections = []
+    prompts, asked = [], []  # asked: the selections that the replies to the prompts fill in
     for task in tasks:
         candidates = recall(library, task_text(task))
-        if candidates and not bm25_only:
+        if bm25_only:
+            several = [Selection(task, candidates, None, tuple(candidates[:MOST_SKILLS])) for _ in range(k)]
+        elif not candidates:
+            several = [Selection(task, [], None, ()) for _ in range(k)]
+        else:
             prompt, candidates = fitting_prompt(model, task, candidates, sampling.max_prompt_tokens)
-        chosen = tuple(candidates[:MOST_SKILLS]) if bm25_only else ()
-        selections.append([Selection(task, candidates, None, chosen) for _ in range(k)])
-        if candidates and not bm25_only:
-            prompts += [prompt] * k
-            asked += selections[-1]
+            several = [Selection(task, candidates, None, ()) for _ in range(k)]
+            if candidates:
+                prompts += [prompt] * k
+                asked += several
+        selections.append(several)
     for selection, reply in zip(asked, model.sample(prompts, sampling, generator)):
         selection.completion = reply
         call = model.tool_call(reply.text, "select_skills")
@@ -160,8 +172,10 @@ def selection_metrics(selections, initial_names) -> dict:
     selected            mean number of skills in a selection
     selected_learnt     skills in all selections that the run has learnt itself; each selection of a skill counts
     """
-    learnt = 0
+    rewards, sizes, learnt = [], [], 0
     for selection in selections:
+        rewards.append(selection.reward)
+        sizes.append(len(selection.skills))
         learnt += sum(skill.name not in initial_names for skill in selection.skills)
-    return {"reward_selection": mean(selection.reward for selection in selections),
-            "selected": mean(len(selection.skills) for selection in selections), "selected_learnt": learnt}
+    return {"reward_selection": sum(rewards) / len(rewards) if rewards else None,
+            "selected": sum(sizes) / len(sizes) if sizes else None, "selected_learnt": learnt}

@@ -31,15 +31,18 @@ faster: there every token weighs the same.
     a sequence that     is cut at the right                 is left out
     is too long
 
+The released checkpoints were trained with a chat template of their own. To train with it, save it as a file for
+--chat-template (results/faithful.md says where it is, and how the release's gradient differs).
+
 How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
 model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
 tokenizer and random weights are made in synthetic/tiny.py.
 
-It leaves in --out: the model and its tokenizer, a seed library of five skills (the other techniques are left for RL to
-find; after --data and --from-rollouts the library that --model had), and sft.json with the options, the examples and
-their tokens, the seconds of the training (since --resume) and the history of the loss. While it trains there is
-training.pt, written every five minutes: weights, optimiser, number of the next step, and the options. --resume makes
-the examples again, which are the same, and continues from there.
+It leaves in --out the model with its tokenizer, a skill library, and sft.json (options, number of examples and tokens,
+seconds of the training since --resume, history of the loss). The library is a seed of five skills: RL has to find the
+other techniques. After --data and --from-rollouts it is the one that --model had. While it trains there is training.pt,
+written every five minutes, with weights, optimiser, number of the next step and options. --resume makes the same
+examples again and continues from there.
 """
 
 if __name__ == "__main__":
@@ -56,22 +59,9 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
-import torch
-from tqdm import tqdm
-
-from backbone import Backbone, Chat, check_device
-from chat.rows import encode, read_chats, read_rollouts
-from fast import ranks
-from fast.slots import packed
-from fast.train_step import TrainStep
-from command.files import found, told
-from command.options import complete, flag, option, parse
-from command.process import UserError, run_command
-from skills import MODEL_FILE, SkillLibrary
-from synthetic.examples import Example, Writer, in_processes, write_examples
-from synthetic.tiny import SHAPES, tiny_model, train_tokenizer
-
+from command.options import check_together, complete, flag, option, parse, parse_early
 
 # Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). What has no option is listed above.
 PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
@@ -81,13 +71,22 @@ PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
 class Options:
     """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
 
+    GROUPS: ClassVar = {"out": "the run", "model": "what is trained, and on what", "epochs": "training"}
+
     out: str = option("", "folder for the model, its tokenizer and its seed skill library")
+    resume: bool = option(False, "continue the training in --out, with the same options")
+    device: str = option("", "of the training; default: cuda if there is a GPU", choices=("cpu", "cuda"))
+    seed: int = option(0, "of weights, batches and filter")
+    processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
     model: str = option("", "pretrained model to start from: loss, schedule, weight decay and truncation are then the "
                         "release's (see the head of sft.py); without it a tiny one is made from random weights")
+    chat_template: str = option("", "with --model: replace its chat template by this file's (Jinja); it stays with the "
+                                "tokenizer", metavar="FILE")
     data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
-    size: str = option("tiny", "without --model: tiny 6, small 26, base 84 million parameters", choices=sorted(SHAPES))
+    size: str = option("tiny", "without --model: tiny 6, small 26, base 84 million parameters",
+                       choices=("base", "small", "tiny"))
     wide: bool = option(False, "examples also of mixtures, single operators, networks of several classes")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
     executed: int = option(3_000, "problems for executed multi-turn trajectories")
@@ -97,21 +96,38 @@ class Options:
     batch_sequences: int = option(0, "sequences in a batch; 0: as many as --batch-tokens allow; with --model 64")
     lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
     offload: bool = option(False, "with --model: keep the optimiser's state in the host's memory (Qwen3-8B on 80 GB)")
-    processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
-    device: str = option("", "of the training; default: cuda if there is a GPU", choices=("cpu", "cuda"))
-    seed: int = option(0, "of weights, batches and filter")
-    resume: bool = option(False, "continue the training in --out, with the same options")
+
+
+if __name__ == "__main__":
+    parse_early(Options, __doc__.split("\n")[0])  # --help and misspelt flags need no torch, whose import takes seconds
+
+import torch
+from tqdm import tqdm
+
+from backbone import Backbone, Chat, check_device
+from chat.rows import encode, read_chats, read_rollouts
+from fast import ranks
+from fast.slots import packed
+from fast.train_step import TrainStep
+from command.files import find_path, user_error
+from command.process import UserError, run_command
+from skills import MODEL_FILE, SkillLibrary
+from synthetic.examples import Example, Writer, in_processes, write_examples
+from synthetic.tiny import tiny_model, train_tokenizer
+
+CONTRADICTIONS = [("--data", "--from-rollouts"), ("--model", "--size")]
 
 
 def read_options(argv) -> Options:
     """The options of a command line. Raises UserError for options that cannot be, or that do not go together."""
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | parse(Options, argv, __doc__.split("\n")[0])
+    check_together(given, CONTRADICTIONS)
     options = complete(Options, PAPER | given if given.get("model") else given)
     check_device(options.device)
     if not options.out:
         raise UserError("--out is required")
-    if not options.model and (options.data or options.from_rollouts or ranks.count() > 1):
-        raise UserError("--data, --from-rollouts and several GPUs need --model, the pretrained model to train")
+    if not options.model and (options.data or options.from_rollouts or options.chat_template or ranks.count() > 1):
+        raise UserError("--data, --from-rollouts, --chat-template and several GPUs need --model, the model to train")
     return options
 
 
@@ -140,7 +156,8 @@ def built_in_examples(options) -> list[Example]:
 def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Example]:
     """Down-sample what is over-represented (paper: diversity filter). Without it Selection chooses few skills only.
 
-    Examples come in random order, and each is kept unless it would exceed one of three caps:
+    The paper names what is down-sampled, not how. Here examples come in random order, and one is kept unless it would
+    exceed one of three caps:
 
         examples with the same normalised kernel (near-duplicates)    per_kernel
         of one kind, with the same skills as their answer             per_share * max(N / A, 50)
@@ -178,8 +195,8 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
 def encode_examples(tokenizer, examples) -> list:
     """Examples of the built-in cold start as token ids and masks, (L,) each. Runs in a process of its own.
 
-    unlearnt: the first replies of an example may be wrong on purpose; they are context for the next one and have no
-    loss.
+    The first replies of an example may be wrong on purpose. They are context for the next reply and have no loss
+    (`unlearnt`).
     """
     chat = Chat(tokenizer)
     return [encode(chat, e.messages, e.tool, e.unlearnt) for e in examples]
@@ -221,24 +238,34 @@ def width_for(length) -> int:
 
 
 def fit(data, longest, cut) -> list:
-    """Encoded examples of at most `longest` tokens: others are cut at the right (release), or left out without `cut`.
+    """Encoded examples of at most `longest` tokens. Longer ones are left out or, with `cut`, cut at the right.
+
+    An example of which nothing is learnt after the cut is left out, too: it would only make the batch's mean smaller.
 
     >>> fit([("abc", "xyz"), ("a", "x")], 2, True), fit([("abc", "xyz"), ("a", "x")], 2, False)
-    2 examples, 1 longer than 2 tokens: cut
-    2 examples, 1 longer than 2 tokens: left out
+    2 examples, 1 longer than 2 tokens: 1 cut, 0 left out
+    2 examples, 1 longer than 2 tokens: 0 cut, 1 left out
     ([('ab', 'xy'), ('a', 'x')], [('a', 'x')])
     """
-    longer = sum(len(ids) > longest for ids, _ in data)
-    print(f"{len(data)} examples, {longer} longer than {longest} tokens: {'cut' if cut else 'left out'}", flush=True)
-    return [(ids[:longest], mask[:longest]) for ids, mask in data if cut or len(ids) <= longest]
+    fitting, longer, left_out = [], 0, 0
+    for ids, mask in data:
+        longer += len(ids) > longest
+        if len(ids) <= longest or cut and any(mask[:longest]):
+            fitting.append((ids[:longest], mask[:longest]))
+        else:
+            left_out += 1
+    print(f"{len(data)} examples, {longer} longer than {longest} tokens: {longer - left_out} cut, {left_out} left out",
+          flush=True)
+    return fitting
 
 
 def plan_batches(lengths, options) -> list[list[list[int]]]:
-    """The batches of a whole training, each a list of parts that are computed one after the other: lists of indices.
+    """The batches of a whole training. Each is a list of parts, and a part is a list of indices of examples.
 
-    A part is as many examples of about one width as --batch-tokens allow, which wastes little on padding. A batch is
-    one part, or --batch-sequences of any widths (the paper: 64), in at least as many parts as there are ranks. epochs
-    may be a fraction: then the last pass sees only a part of its batches.
+    The parts of a batch are computed one after the other, and their gradients add up. A part holds examples of about
+    one width, as many as --batch-tokens allow, so that little is padding. Without --batch-sequences a batch is one
+    part. With it (paper: 64) a batch has that many examples of any widths, in at least as many parts as there are
+    ranks. If --epochs is a fraction, the last pass stops early.
     """
     rng = random.Random(options.seed)
     size, batches = options.batch_sequences, []
@@ -260,9 +287,9 @@ def plan_batches(lengths, options) -> list[list[list[int]]]:
 
 
 def collate(members, pad) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encoded examples as (ids, targets), both (B, L).
+    """Encoded examples as a padded batch: (ids, targets), both (B, L), where L is one of WIDTHS.
 
-    L is one of WIDTHS.
+    A target is the next token where it is learnt, and -100 elsewhere.
 
     >>> import numpy as np
     >>> ids, mask = np.array([5, 6, 7]), np.array([False, True, True])  # 5 was read, 6 and 7 are learnt
@@ -307,7 +334,7 @@ def train(model, data, pad, options) -> list[dict]:
     batches = plan_batches([len(ids) for ids, _ in data], options)
     step = TrainStep(model, pretrained=bool(options.model), host=options.offload)
     model.train()
-    done, history = restore(model, step, options)
+    done, history = restore(step, options)
     saved = time.time()
     for n in tqdm(range(done, len(batches)), "training", unit="step", disable=ranks.rank() > 0 or None):
         parts = [collate(list(map(data.__getitem__, part)), pad) for part in batches[n]]
@@ -316,7 +343,7 @@ def train(model, data, pad, options) -> list[dict]:
             history.append({"step": n + 1, "loss": round(sum(ranks.each(float(loss))), 4)})
             tqdm.write(f"step {n + 1} of {len(batches)}: loss {history[-1]['loss']:.4f}")
         if ranks.first(time.time() - saved > SAVE_EVERY):  # rank 0's clock decides
-            save(model, step, options, n + 1, history)
+            step.save(Path(options.out, CHECKPOINT), {"step": n + 1, "history": history, "options": asdict(options)})
             saved = time.time()
     model.eval()
     return history
@@ -340,34 +367,21 @@ def check_folder(options):
         raise UserError(f"{options.out} holds a training: continue it with --resume, or choose another --out")
 
 
-def save(model, step, options, done, history):
-    """Replace the checkpoint in one instant: a kill leaves the last one or this one. done: number of steps."""
-    optimizers = [optimizer.state_dict() for optimizer in step.optimizers]  # collects what other ranks have of them
-    if ranks.rank() == 0:
-        path = Path(options.out, CHECKPOINT)
-        state = {"step": done, "history": history, "options": asdict(options)}
-        torch.save(state | {"model": model.state_dict(), "optimizers": optimizers}, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)
-
-
-def restore(model, step, options) -> tuple[int, list]:
+def restore(step, options) -> tuple[int, list]:
     """(steps done, history of the loss). With --resume, weights and optimiser become those of the checkpoint.
 
-    Raises UserError for a checkpoint that cannot be read, or that was made with other options: they would make other
-    examples, or other batches of them, and its number of steps would mean nothing. The number of ranks may differ, as
-    the file holds all of the optimiser's state.
+    Raises UserError for a checkpoint that cannot be read, or that was made with other options: with these the examples
+    and their batches would be others. The number of ranks may differ, because the file holds the whole state.
     """
     if not options.resume:
         return 0, []
     path = Path(options.out, CHECKPOINT)
-    with told(f"--resume: {path} is broken"):
+    with user_error(f"--resume: {path} is broken"):
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for name, value in asdict(options).items():
         if name not in CHANGEABLE and state["options"].get(name) != value:
             raise UserError(f"--resume: {path} was made with another {flag(name)} ({state['options'].get(name)})")
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(step.optimizers, state["optimizers"]):
-        optimizer.load_state_dict(saved)
+    step.load(state)
     return state["step"], state["history"]
 
 
@@ -382,13 +396,18 @@ def main(argv=None) -> int:
     """
     options = read_options(argv)
     check_folder(options)
-    chat = Backbone.load(found(options.model), options.device) if options.model else None
+    template = ""
+    if options.chat_template:
+        with user_error(f"--chat-template {options.chat_template}: cannot be read"):
+            template = find_path(options.chat_template).read_text()
+    chat = Backbone.load(find_path(options.model), options.device, template=template) if options.model else None
     Path(options.out).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     tokenizer, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)
     # A pretrained model has its weights in bfloat16 above 1e9 parameters, else in float32.
     model = chat.model if chat else tiny_model(tokenizer, options.size).to(options.device)
-    fitting = fit(data, min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1])), options.model)
+    longest = min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1]))
+    fitting = fit(data, longest, cut=bool(options.model))
     if not fitting:
         raise UserError("there is nothing to train on")
     began = time.monotonic()
@@ -407,7 +426,7 @@ def finish(model, tokenizer, options, record):
     """
     out = Path(options.out)
     Backbone(model.to(torch.bfloat16), tokenizer).save(out)
-    library = (SkillLibrary.of_model(found(options.model)) if options.data or options.from_rollouts
+    library = (SkillLibrary.of_model(find_path(options.model)) if options.data or options.from_rollouts
                else Writer(None).seed_library(random.Random(options.seed)))
     library.save(out / MODEL_FILE)
     (out / "sft.json").write_text(json.dumps({"options": asdict(options)} | record, indent=1))

@@ -16,7 +16,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from command.files import told, write_atomically
+from command.files import user_error, write_atomically
 
 MODEL_FILE = "skill_library.jsonl"  # the library that travels with a model
 
@@ -27,7 +27,7 @@ class Skill:
 
     name: str
     description: str
-    scope: str  # "general" or "task_specific/<family>"
+    scope: str  # "general" or "task_specific/<family>"; stored and shown, but no metric follows how it changes
     tags: tuple[str, ...]
     content: str  # sections Motivation, Key Idea, Example
     verify_speedup: float | None = None  # of the kernel that proved it; None for seeds, which are unverified
@@ -36,7 +36,7 @@ class Skill:
 def skill_from_json(record) -> Skill:
     """A parsed line as a Skill; unknown fields are ignored. Raises KeyError, TypeError or ValueError for any other.
 
-    As in the release a line without a scope is general, and tags that are no list count as none.
+    A line without a scope is general, and tags that are no list count as none (so it is in the authors' files).
 
     >>> skill_from_json({"name": "a", "description": "b", "tags": "x, y", "content": "c"})
     Skill(name='a', description='b', scope='general', tags=(), content='c', verify_speedup=None)
@@ -91,7 +91,7 @@ class SkillLibrary:
         library = cls()
         for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
             if line.strip():
-                with told(f"{path}, line {number}: not a skill; mend or remove it"):
+                with user_error(f"{path}, line {number}: not a skill; mend or remove it"):
                     library.add(skill_from_json(json.loads(line)))
         return library
 

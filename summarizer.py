@@ -5,9 +5,13 @@ skill proposals, verification by execution.)
     propose(model, winners, s)     s answers for each task's best triggering rollout; their proposals checked for form
     verify(model, sandbox, ...)    each of these proposals is verified by one greedy attempt at the same task
     best_skill(summaries)          the proposal to stage for a task
+    summary_reward(summary)        what an answer has earned
 
-In formulas v is a speedup and g the gain that is asked for (--set trigger, 1.2 in the paper). This file knows nothing
-of gradients or snapshot files: reinforce.py fills in the reward and the advantage.
+A proposal is verified once: sampling several attempts would tell a reproducible speedup from luck, but would cost as
+much as the rollouts themselves. One attempt is greedy, so that it does not depend on a draw.
+
+In formulas v is a speedup and g the gain that is asked for (--set min_gain, 1.2 in the paper). This file knows nothing
+of gradients or snapshot files: reinforce.py fills in the reward, advantages.py the advantage.
 """
 
 import re
@@ -15,9 +19,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from backbone import Completion
+from chat.advice import lazy_advice
 from chat.prompts import MOST_PROPOSALS, PROMPTS, UPDATE_TOOL, fill, role_messages, skill_text
-from policy import Strategy, Trajectory, Turn, policy_messages, rollout
-from command.numbers import mean
+from policy import SPEEDUP_CAP, Trajectory, Turn, mean, policy_messages, rollout
 from skills import Skill
 from tasks import Task
 
@@ -32,7 +36,7 @@ class Proposal:
 
     written: object  # the entry of new_skills as the model wrote it
     skill: Skill | None = None  # None when malformed; verify_speedup is set once it has passed
-    known: bool = False  # the library has it already: verified and rewarded like any other, but not staged
+    known: bool = False  # the library has it already: it is verified and rewarded like any other, but not staged
     rejected: str | None = None  # one of REASONS
     detail: str = ""  # what exactly was wrong
     attempt: Turn | None = None  # the verification
@@ -49,14 +53,14 @@ class Summary:
     best: Turn
     completion: Completion
     proposals: list[Proposal] = field(default_factory=list)
-    reward: float | None = None  # filled in once by reinforce.py
-    advantage: float | None = None  # filled in once by reinforce.py
+    reward: float | None = None
+    advantage: float | None = None
 
 
 def summary_messages(task, skills, first, best) -> list[dict]:
     """What Summary sees: the task, the skills that the policy had, the first turn and the best one with their speedups.
 
-    first, best: (code, speedup) pairs.
+    first, best: (code, speedup) pairs. A user's file of prompts may also show what the Policy was asked (`asked`).
     """
     in_use = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills).strip()
     injected = fill("skills_in_use", skills=in_use) if skills else PROMPTS["no_skills"]
@@ -81,14 +85,19 @@ def trigger(trajectory, gain) -> tuple[Turn, Turn] | None:
     if not first.verdict.correct:
         return None
     best = max((turn for turn in trajectory.turns if turn.verdict.correct), key=lambda turn: turn.verdict.speedup)
-    return (first, best) if best.verdict.speedup >= gain * max(1.0, first.verdict.speedup) else None
+    if best.verdict.speedup < gain * max(1.0, first.verdict.speedup):
+        return None
+    return first, best
 
 
 def best_trigger(trajectories, gain) -> tuple[Trajectory, Turn, Turn] | None:
     """(rollout, first turn, best turn) of one task's triggering rollout with the fastest best turn; None without any.
     """
-    turns = [trigger(trajectory, gain) for trajectory in trajectories]
-    triggering = [(trajectory, *pair) for trajectory, pair in zip(trajectories, turns) if pair]
+    triggering = []
+    for trajectory in trajectories:
+        turns = trigger(trajectory, gain)
+        if turns:
+            triggering.append((trajectory, *turns))
     return max(triggering, key=lambda winner: winner[2].verdict.speedup, default=None)
 
 
@@ -102,7 +111,8 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
     winners: (trajectory, first turn, best turn) of best_trigger. Each summary's proposals come back checked for form,
     with the reason where one is rejected. A winner whose prompt is over sampling.max_prompt_tokens gets no summaries.
     """
-    prompts, prompted = [], []  # prompted: for each prompt the place of its winner
+    prompts = []
+    prompted = []  # for each prompt the place of its winner
     for place, (trajectory, first, best) in enumerate(winners):
         messages = summary_messages(trajectory.task, trajectory.skills, (first.code, first.verdict.speedup),
                                     (best.code, best.verdict.speedup))
@@ -110,7 +120,9 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
         if not sampling.max_prompt_tokens or len(prompt) <= sampling.max_prompt_tokens:
             prompts += [prompt] * s
             prompted += [place] * s
-    known = set().union(*map(identity, library.skills))
+    known = set()
+    for skill in library.skills:
+        known |= identity(skill)
     summaries = [[] for _ in winners]
     for place, reply in zip(prompted, model.sample(prompts, sampling, generator)):
         trajectory, first, best = winners[place]
@@ -165,8 +177,8 @@ def form_problem(skill, number, count_tokens) -> tuple[str | None, str]:
 def identity(skill) -> frozenset[str]:
     """Keys that make two skills the same if they share one: content, or name and description, whatever the spacing.
 
-    A proposal that repeats a skill of the library is verified and rewarded, but not staged. (The release stages it
-    under another name.) A technique that keeps passing would otherwise fill BM25's top 20 with its copies.
+    A proposal that repeats a skill of the library is verified and rewarded, but not staged. A technique that keeps
+    passing would otherwise fill BM25's top 20 with its copies.
     """
     name = re.sub(r"-\d+$", "", skill.name)  # without the number that SkillLibrary.add gave it
     keys = skill.content, f"{name}\n{skill.description}"
@@ -194,45 +206,6 @@ def parse_entry(entry) -> Skill:
     return Skill(name, description, scope, tuple(tag.strip() for tag in tags), content)
 
 
-# Advice to write no kernel or to leave work out (release: skill_summary_env.py). A skill may mention torch: what stays
-# a torch call, what is replaced, what is slower. A phrase begins and ends at a word; a blank is also `-` or `_`.
-_LIBRARY = "(the )?(torch.compile|torch.jit|inductor|cublas|cublaslt|cudnn|cutlass)"
-_LAZY = [re.compile(rf"\b({phrase})\b", re.IGNORECASE) for phrase in (
-    rf"f[ae]ll(s|ing)? ?back (to|on) ({_LIBRARY}|(the )?(eager|native|library|reference|(py)?torch))",
-    rf"(us(e|ing)|call(ing)?|prefer|rely on) {_LIBRARY}",
-    rf"(leave|hand|delegate|wrap) [^.]{{1,50}} (to|in|with) ({_LIBRARY}|(py)?torch)",
-    "(just|simply|only) (use|call|keep) (py)?torch",
-    "use (the )?(eager|plain|native|built in) (py)?torch",
-    r"use torch\.\S+ (directly|instead(?! of torch))",
-    "(avoid|instead of|rather than) (writing|custom|(your|our) own) ([a-z]+ ){0,3}kernels?",
-    "skip (writing )?((the|a|custom|cuda|triton) )*kernels?",
-    r"(not|[a-z]+n't|never|no need to) write ((a|any|your|own|custom|cuda|triton) )*kernels?",
-    r"(not|[a-z]+n't|never) (call|write|use) (cuda|triton)(?! graphs?|\.\w)",
-    "drop the ((custom|cuda|triton) )*(kernel|cuda|triton)",
-    "skip (the )?(computation|ops?|operator)|eliminate the (kernel|op|operator) entirely",
-    "replac(e|ing) the ([a-z]+ )?kernel (with|by) (py)?torch",
-)]
-# What comes before such words where the advice is the opposite: "do not call cuBLAS"
-_TURNED_DOWN = re.compile(r"(\bnot|n't|\b(never|without|avoid|instead of|rather than|than|unlike)) (\w+ ){0,2}$", re.I)
-
-
-def lazy_advice(text) -> str | None:
-    """The words that tell the reader not to write a kernel, or None.
-
-    >>> lazy_advice("Use `torch.compile` instead.")
-    'Use torch.compile'
-    >>> lazy_advice("Unlike torch.matmul, one kernel keeps the row in registers; do not call cuBLAS.") is None
-    True
-    """
-    text = re.sub(r"```.*?(```|\Z)", "", text, flags=re.DOTALL)  # an example's code gives no advice
-    text = " ".join(re.sub("[-_`*]", " ", text).replace("\u2019", "'").split())
-    for pattern in _LAZY:
-        for match in pattern.finditer(text):
-            if not _TURNED_DOWN.search(text[max(0, match.start() - 40):match.start()]):
-                return match[0]
-    return None
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Whether: verification by execution
 
@@ -244,16 +217,15 @@ def verify(model, sandbox, summaries, sampling, gain):
     one. All tasks' attempts run as one batch. Equal proposals share one attempt, since greedy answers to equal prompts
     are equal. summaries: a list for each task. sampling: the policy's.
     """
-    proposals = {}  # (task, skills) -> [(summary, proposal)] that this attempt verifies
+    verified = {}  # job, a (task, skills) pair -> the (summary, proposal) pairs that its attempt verifies
     for summary in sum(summaries, []):
         for proposal in summary.proposals:
             if not proposal.rejected:
                 job = summary.task, summary.winner.skills + (proposal.skill,)
-                proposals.setdefault(job, []).append((summary, proposal))
-    attempts = rollout(model, sandbox, list(proposals), 1, replace(sampling, temperature=0.0),
-                       strategy=Strategy(verifies=True))
-    for verified, attempt in zip(proposals.values(), attempts):
-        for summary, proposal in verified:
+                verified.setdefault(job, []).append((summary, proposal))
+    attempts = rollout(model, sandbox, list(verified), 1, replace(sampling, temperature=0.0))
+    for pairs, attempt in zip(verified.values(), attempts):
+        for summary, proposal in pairs:
             apply_pass_rule(proposal, attempt.turns[0], summary.first, gain)
 
 
@@ -279,6 +251,17 @@ def best_skill(summaries) -> Proposal | None:
     proposals = sum((summary.proposals for summary in summaries), [])
     passed = [proposal for proposal in proposals if not proposal.rejected and not proposal.known]
     return max(passed, key=lambda proposal: proposal.skill.verify_speedup or 0, default=None)
+
+
+def summary_reward(summary, verified=True) -> float:
+    """G_sum = max over passing proposals p of min(v_p, 6), 0 if none; v_p: speedup of the kernel that verified p.
+
+    (Paper: the speedup that its best verified skill reached.) Without verification (ablation) v_p is 1.
+    """
+    speedups = [proposal.skill.verify_speedup for proposal in summary.proposals if not proposal.rejected]
+    if not verified:
+        return float(bool(speedups))
+    return min(max(speedups, default=0.0), SPEEDUP_CAP)
 
 
 def summary_metrics(summaries) -> dict:

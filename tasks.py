@@ -11,33 +11,40 @@ Sources of problems, all giving `Task` records:
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
     parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
+    SYNTHESISED        problems without end, by the name of their distribution (synthetic/generator.py enters them)
 
-`synthetic/generator.py` generates training problems without end. `unfit` and `fingerprint` keep all training problems,
-also the user's, apart from the evaluation problems. Importing this module changes nothing.
+`task_stream` makes the stream of training tasks out of one of them. `unfit` and `fingerprint` keep all training
+problems, also the user's, apart from the evaluation problems.
 """
 
 import ast
+import contextlib
 import hashlib
+import json
 import math
+import random
 import re
 import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from command.files import ROOT, found, read_parquet, told
+from tqdm import tqdm
+
+from command.files import ROOT, find_path, read_parquet, user_error
 from command.process import UserError
 
 PROBLEMS = ROOT / "problems"
 
-# Built-in and synthesised problems are sized for Triton's interpreter (about 64 K elements a tensor). On a GPU the same
-# problem gets a batch this many times larger; the modelled clock divides the GPU's rates by the same number, so that a
-# problem means the same on both: launches, bytes and FLOPs keep their proportions.
+# Built-in and synthesised problems are small (about 64 K elements a tensor), so that a CPU can interpret kernels. On a
+# GPU the same problem gets a batch this many times larger. The modelled clock divides the GPU's rates by the same
+# number, so that launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
 # Elements of all tensors of a problem that the interpreter gets through in a second (measured on two busy cores).
 INTERPRETED = 100_000
 # Elements of all tensors of a problem that `unfit` runs on the CPU: three forwards in about a second.
 MOST_CHECKED = 2**25
+SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an endless iterator over Tasks
 
 
 class TaskError(UserError):
@@ -55,14 +62,14 @@ class Task:
 
 
 def load_task(path, level=0, name=None) -> Task:
-    """Read one problem file, which may also be named by its path in the repository (command.files.found).
+    """Read one problem file, which may also be named by its path in the repository (command.files.find_path).
 
     name: the file's name without .py where none is given. Raises TaskError if the file cannot be read, or lacks one of
     the names of KernelBench's format. The text is not executed: whether the problem runs is found out by `unfit` or, in
     processes of its own, by the sandbox.
     """
-    path = found(path)
-    with told(f"{path}: cannot read the problem", TaskError):
+    path = find_path(path)
+    with user_error(f"{path}: cannot read the problem", TaskError):
         source = path.read_text(encoding="utf-8-sig")
     problem = malformed(source)
     if problem:
@@ -90,19 +97,19 @@ def parquet_tasks(path) -> list[Task]:
     """The rows of a file in the layout of the paper's RL data (release: verl_patch/utils/dataset/rl_dataset.py).
 
     Of a row, `reward_model.ground_truth` is the problem, and `extra_info.entry_point` the name of its class, which we
-    rename to Model: our prompts ask for ModelNew (the release asks for that name + New, in the column `prompt`). Rows
-    that are no problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the
-    paper's validation set: those are for evaluation only.
+    rename to Model, because our prompts ask for ModelNew. Both columns are objects, or JSON text. Rows that are no
+    problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the paper's
+    validation set: those are for evaluation only.
     """
     tasks, left_out = [], Counter()
     for number, row in enumerate(read_parquet(path, ["data_source", "reward_model", "extra_info"])):
         if "kernelbench" in str(row["data_source"]).lower():
             raise TaskError(f"{path}: KernelBench's problems are for evaluation only (bench.py --kernelbench)")
-        info = row["extra_info"] or {}
-        entry, source = info.get("entry_point") or "Model", row["reward_model"]["ground_truth"]
-        if entry != "Model":
-            source = re.sub(r"\bModel\b", "OtherModel", source)
-            source = re.sub(rf"\b{re.escape(entry)}\b", "Model", source)
+        info, reward = _object(row["extra_info"]), _object(row["reward_model"])
+        entry, source = info.get("entry_point") or "Model", reward.get("ground_truth") or ""
+        if entry != "Model":  # a name behind a dot is another one: nn.LayerNorm, where the class is called LayerNorm
+            source = re.sub(r"(?<![\w.])Model\b", "OtherModel", source)
+            source = re.sub(rf"(?<![\w.]){re.escape(entry)}\b", "Model", source)
         problem = malformed(source)
         if problem:
             left_out[problem.split(" (")[0]] += 1
@@ -114,13 +121,21 @@ def parquet_tasks(path) -> list[Task]:
     return tasks
 
 
+def _object(value) -> dict:
+    """A column of a parquet file that holds an object, or its JSON text; {} for anything else."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    return value if isinstance(value, dict) else {}
+
+
 def folder_tasks(folder, level=0) -> list[Task]:
     """Every .py file of a folder as a problem, in the order of their ids (`<id>_<name>.py`), then of their names.
 
     A problem's name is folder/file, such as level1/3_softmax. With a level, files without an id are left out. Raises
     TaskError if there is no problem.
     """
-    folder = found(folder)
+    folder = find_path(folder)
     files = list(folder.glob("[0-9]*.py" if level else "*.py"))
     files.sort(key=lambda path: (int(re.match(r"\d*", path.name)[0] or 0), path.name))
     if not files:
@@ -143,7 +158,7 @@ def kernelbench_tasks(folder, level) -> list[Task]:
 
     Raises TaskError with the place to get it from where the level is not there. We ship hashes of these problems only.
     """
-    for base in (found(folder), found(folder) / "KernelBench"):
+    for base in (find_path(folder), find_path(folder) / "KernelBench"):
         if (base / f"level{level}").is_dir():
             return folder_tasks(base / f"level{level}", level)
     raise TaskError(f"{folder}: no level{level}/ there; clone https://github.com/ScalingIntelligence/KernelBench")
@@ -185,8 +200,10 @@ def scale_batch(task, factor) -> Task:
     By this project's convention the batch is the file's first module-level integer; it may be written as a product. Of
     a synthesised product with a diagonal matrix it is the second, the number of columns, as the first one is both sides
     of the matrix. A problem without such a number stays as it is.
+
+    >>> scale_batch(Task("a", 1, "batch = 4 * 2"), 256).source
+    'batch = 2048'
     """
-    # n = 512, or n = 256 * 2
     sizes = list(re.finditer(r"^\w+ *= *(\d+(?: *\* *\d+)*) *(?:#|$)", task.source, re.MULTILINE))
     place = 1 if task.family == "diagonal" else 0
     if len(sizes) <= place:
@@ -197,8 +214,44 @@ def scale_batch(task, factor) -> Task:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The size of a problem: KernelBench's are meant for a GPU
+# Training tasks
 
+def task_stream(options):
+    """Training tasks without end, the same for the same options. Raises TaskError when there are none.
+
+    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
+    batch (scale_batch), so that kernels take long enough to be measured.
+    """
+    if options.tasks in SYNTHESISED:
+        return SYNTHESISED[options.tasks](options.seed, options.device)
+    if options.tasks == "builtin":
+        return in_random_order(builtin_tasks(device=options.device), random.Random(options.seed), checked=True)
+    return in_random_order(listed_tasks(options.tasks), random.Random(options.seed))
+
+
+def in_random_order(tasks, rng, checked=False):
+    """Every task once, then all again in another order, without end. Tasks that are `unfit` are left out.
+
+    checked: none is unfit. Others are checked when their turn comes for the first time; a line says which is left out
+    and why, and how many are so far. Raises TaskError when none is left.
+    """
+    evaluation = evaluation_fingerprints()
+    reasons = dict.fromkeys(tasks) if checked else {}  # task -> why it is left out, or None
+    while True:
+        for task in rng.sample(tasks, len(tasks)):
+            if task not in reasons:
+                reasons[task] = unfit(task, evaluation)
+                if reasons[task]:
+                    counts = dict(Counter(filter(None, reasons.values())))
+                    tqdm.write(f"{task.name} is left out: {reasons[task]}. Of {len(reasons)} so far: {counts}")
+            if not reasons[task]:
+                yield task
+        if all(reasons.values()):
+            raise TaskError(f"--tasks: no problem can be trained on ({dict(Counter(reasons.values()))})")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The size of a problem: KernelBench's are meant for a GPU
 
 def construct(source) -> tuple:
     """(model, get_inputs) of a problem's text. Runs the text, and raises whatever that raises."""
@@ -247,11 +300,11 @@ def too_large(task, seconds) -> str | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Decontamination: a training problem must not be an evaluation problem in disguise. (CUDA Agent filters its tasks so.)
+# Decontamination: a training problem must not be an evaluation problem in disguise.
 #
-# Two problems count as near when their `Model` classes use the same operators the same number of times, whatever their
-# names, order, shapes, constants and spelling (F.relu, x.relu(), nn.ReLU() are one operator). That is stricter than
-# text similarity, and it can be checked against a list of hashes, so KernelBench's problems need not be at hand.
+# Two problems count as near when their `Model` classes use the same operators the same number of times. Names, order,
+# shapes, constants and spelling do not matter: F.relu, x.relu() and nn.ReLU() are one operator. This is stricter than
+# text similarity. It can be checked against a list of hashes, so we need not ship KernelBench's problems.
 
 # Names are compared in lower case, without underscores and a final "loss". Another name -> its name here.
 _SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
@@ -280,7 +333,7 @@ def operators(source) -> list[str]:
     ['add', 'mul', 'relu', 'tanh']
     """
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    methods, layers = [], {}
+    methods, layers = [], {}  # layers: an attribute's name -> the names of the layers that __init__ puts there
     for one in classes:
         methods += [node for node in one.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
         layers |= _layers(one)
@@ -358,10 +411,10 @@ def evaluation_fingerprints() -> frozenset[str]:
 def unfit(task, evaluation) -> str | None:
     """Why a problem may not be trained on, or None if it may (CUDA Agent's filters of synthesised tasks).
 
-    It must not be near an evaluation problem, and must run, return one finite tensor, return the same values for the
-    same inputs, and other values for other inputs: with a constant output a kernel that ignores its inputs is correct.
-    evaluation: fingerprints of the evaluation problems. The problem runs in this process, on the CPU: it is one of our
-    own or of the user's. Of one whose tensors are too large for that (MOST_CHECKED) only the first is checked.
+    It must not be near an evaluation problem. It must run and return finite tensors only: the same values for the same
+    inputs, and other values for other inputs. (With a constant output a kernel that ignores its inputs is correct.)
+    evaluation: fingerprints of the evaluation problems. The problem runs in this process, on the CPU, because it is our
+    own or the user's. If its tensors are too large for that (MOST_CHECKED), only the fingerprint is checked.
     """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
@@ -376,10 +429,23 @@ def unfit(task, evaluation) -> str | None:
             first, again, other = model(*inputs), model(*inputs), model(*get_inputs())
     except Exception as error:  # any: the generator goes on to the next seed
         return f"does not run: {type(error).__name__}"
-    if not isinstance(first, torch.Tensor) or not torch.isfinite(first).all():
-        return "does not return one finite tensor"
-    if not torch.equal(first, again):
+    first, again, other = map(_flat, (first, again, other))
+    if not first or not all(isinstance(x, torch.Tensor) and torch.isfinite(x).all() for x in first):
+        return "does not return finite tensors"
+    if not all(map(torch.equal, first, again)):
         return "not deterministic"
-    if first.numel() > 1 and first.float().std() < 1e-6 or torch.allclose(first, other, rtol=1e-4, atol=1e-6):
+    if all(map(_constant, first, other)):
         return "constant output"
     return None
+
+
+def _flat(output) -> list:
+    """The tensors of an output that may be nested in tuples and lists."""
+    return sum(map(_flat, output), []) if isinstance(output, (tuple, list)) else [output]
+
+
+def _constant(first, other) -> bool:
+    """Does a tensor of the output hold one value only, or the same values for other inputs? first, other: its values.
+    """
+    first, other = first.float(), other.float()
+    return first.numel() > 1 and first.std() < 1e-6 or first.allclose(other, rtol=1e-4, atol=1e-6)

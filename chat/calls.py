@@ -1,4 +1,4 @@
-"""What a reply says: tool calls in it, and where its thoughts end.
+"""What a reply says: the kernel in it, the tool calls in it, and where its thoughts end.
 
 A reply is text that a model sampled: anything can be in it, and nothing here may raise.
 """
@@ -13,11 +13,78 @@ import warnings
 # Neither holds another beginning: else a thousand beginnings without an end would be read a thousand times.
 _CALL = re.compile(r"<tool_call>((?:(?!<tool_call>).)*?)</tool_call>", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([\w.-]+)>((?:(?!<function=).)*?)</function>", re.DOTALL)
+# A line that opens a block: a fence begins it, or stands behind words and code between single or double backticks.
+_OPENING = re.compile(r"(?:[^`]|(?<!`)`{1,2}(?!`))*(`{3,})([^`]*)")
+_CLOSING = re.compile(r"[ \t]*(`{3,})(?![`\w])")
+_MARGIN = re.compile(r"[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?")  # before a fence, in an entry of a list, too
 
 
 def after_thoughts(text) -> str:
     """The reply without its thoughts. Text in an unfinished <think> is no part of the answer."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
+
+
+def text_of(content) -> str:
+    """The text of a message's content: a text, a list of parts, or None. Raises ValueError if not all of it is text.
+
+    >>> text_of([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+    'ab'
+    """
+    parts = content if isinstance(content, list) else [{"text": content or ""}]
+    texts = [part.get("text") for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a message holds something else than text")
+    return "".join(texts)
+
+
+def fenced_blocks(text) -> list[tuple[str, str]]:
+    """(words after the fence, body) of each closed block between two fences, lines of three or more backticks.
+
+    A closing fence begins its line, at most three blanks further in than the opening one. It has at least as many
+    backticks, and no word follows it. So backticks in a string, or in an indented docstring, close nothing. A body
+    loses the indentation of its first line, which it has in a list. Behind a block with a longer fence stand the blocks
+    within it.
+
+    >>> fenced_blocks("1. ```python\\n   s = '```'\\n   ```")
+    [('python', "s = '```'\\n")]
+    """
+    lines, blocks, place = text.split("\n"), [], 0
+    closings = []  # (number of the line, column of the fence, its length)
+    for number, line in enumerate(lines):
+        if closing := _CLOSING.match(line):
+            closings.append((number, closing.start(1), len(closing[1])))
+    while place < len(lines):
+        opening = _OPENING.fullmatch(lines[place])
+        place += 1
+        while closings and closings[0][0] < place:
+            closings.pop(0)
+        if not opening:
+            continue
+        deepest = len(_MARGIN.match(lines[place - 1])[0]) + 3
+        least = len(opening[1])
+        for end, column, length in closings:
+            if length >= least and column <= deepest:
+                body = "".join(line + "\n" for line in lines[place:end])
+                indentation = re.match(r"\s*", body)[0].rpartition("\n")[2]
+                body = re.sub(f"^{indentation}", "", body, flags=re.MULTILINE)
+                blocks.append((opening[2].strip(), body))
+                if least > 3:
+                    blocks += fenced_blocks(body)
+                place = end + 1
+                break
+    return blocks
+
+
+def extract_code(text) -> str | None:
+    """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
+
+    >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
+    'class ModelNew:\\n    pass\\n'
+    """
+    for _, body in reversed(fenced_blocks(after_thoughts(text))):
+        if re.search(r"(?m)^\s*class\s+ModelNew\b", body):
+            return body
+    return None
 
 
 def extract_tool_call(text, name):
@@ -36,8 +103,7 @@ def extract_tool_call(text, name):
             pairs = re.findall(r"<parameter=([\w.-]+)>(.*?)</parameter>", body, re.DOTALL)
             calls.append({key: _literal_or_text(value.strip()) for key, value in pairs})
     if not any(calls):
-        fenced = re.findall(r"```(?:json)?[ \t]*\n(.*?)```", text, re.DOTALL)
-        calls = [_call_from_json(body, name, bare=True) for body in fenced]
+        calls = [_call_from_json(body, name, bare=True) for info, body in fenced_blocks(text) if info in ("", "json")]
     return next(filter(None, reversed(calls)), None)
 
 

@@ -7,14 +7,16 @@ cold start encodes its examples with `encode`; read_chats and read_rollouts enco
 import functools
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from chat.calls import text_of
 from chat.prompts import fill, read_prompts
 from chat.template import Chat, Completion
-from command.files import read_parquet, told
+from command.files import read_parquet, user_error
 from command.process import UserError
 
 
@@ -61,7 +63,7 @@ def read_rows(path, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
     encode_row returns None for a row that has nothing to learn. A row that cannot be used is skipped and reported with
     its number in the file. Raises UserError for a file that cannot be read.
     """
-    with told(f"{path}: cannot be read"):
+    with user_error(f"{path}: cannot be read"):
         rows = read_parquet(path) if Path(path).suffix == ".parquet" else Path(path).read_bytes().split(b"\n")
     data = []
     for number, row in enumerate(tqdm(rows, desc="tokens", unit="row", disable=None), 1):
@@ -77,24 +79,32 @@ def read_rows(path, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
 def read_chats(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
     """Encode a file in the layout of the paper's released data: rows with `messages` and `tools`, lists or JSON text.
 
-    A row may have `enable_thinking`. Tool calls are learnt as the model's own chat template writes them.
+    Tool calls are learnt as the model's own chat template writes them. Thoughts are learnt as replies of a model with
+    thinking, also where the row's `enable_thinking` does not say so: else the template would not write them.
     """
     chats = {thinking: Chat(chat.tokenizer, thinking) for thinking in (False, True)}
+    thoughts = Counter()
 
     def encode_row(row):
         messages = [_message(fields) for fields in _parsed(row["messages"])]
-        return encode(chats[bool(row.get("enable_thinking"))], messages, _parsed(row.get("tools")))
+        thinks = any(m["role"] == "assistant" and "<think>" in m["content"] for m in messages)
+        thoughts.update([thinks])
+        return encode(chats[thinks or bool(row.get("enable_thinking"))], messages, _parsed(row.get("tools")))
 
-    return read_rows(path, encode_row)
+    data = read_rows(path, encode_row)
+    if thoughts[True]:
+        print(f"{path}: {thoughts[True]} rows hold thoughts, which the model will write with --thinking only")
+    return data
 
 
 def _parsed(value):
-    return json.loads(value) if isinstance(value, (str, bytes)) else value
+    return json.loads(value or "null") if isinstance(value, (str, bytes)) else value
 
 
 def _message(fields) -> dict:
     """A message as chat templates want it: its content is a text, and the arguments of a call are an object."""
-    message = {"content": ""} | {name: value for name, value in fields.items() if value is not None}
+    message = {name: value for name, value in fields.items() if value is not None}
+    message["content"] = text_of(message.get("content"))
     calls = _parsed(message.pop("tool_calls", None))
     if calls:
         message["tool_calls"] = calls
@@ -110,7 +120,7 @@ def read_rollouts(run, chat, least) -> list[tuple[np.ndarray, np.ndarray]]:
     count once. Raises UserError without such a run, or if its later prompts did not show replies as they were sampled.
     """
     config = Path(run, "config.json")
-    with told(f"{config}: cannot be read"):
+    with user_error(f"{config}: cannot be read"):
         options = dict(json.loads(config.read_text()))
     if options.get("history") == "condensed":
         raise UserError(f"{run}: later prompts showed condensed replies (history=condensed), which are not recorded")

@@ -5,20 +5,31 @@ where that has token ids, and leaves the chat template, thinking included, to th
 """
 
 import contextlib
+import http.client
 import itertools
 import json
+import os
+import statistics
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from chat.calls import extract_tool_call
+from chat.calls import extract_tool_call, text_of
 from chat.template import Completion, with_tools
 from command.process import UserError
 
 PARALLEL = 64  # requests at a time
+PAUSES = (1, 4, 15, 60)  # seconds before a request is sent again
 REFUSED = (400, 413, 422)  # statuses of a prompt that cannot be answered, such as one that is too long
+FATAL = (401, 403, 404, 405)  # statuses that no prompt escapes: the key or the model's name is wrong
+KEY = "OPENAI_API_KEY"  # the environment variable that the protocol's clients read the API key from
+# What a request may raise: no connection, a bad status, a connection that ends early, and an answer in another layout.
+ERRORS = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError)
 
 
 @dataclass
@@ -42,26 +53,31 @@ class Server:
         for a reply. Raises UserError where no server answers.
         """
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1") + "/v1", timeout
-        listed = {entry["id"]: entry for entry in self._ask("/models").get("data", ())}
+        self.seconds = []  # of each reply
+        self.stopped = threading.Event()
+        self.failures = Counter()  # reason -> number of prompts without a reply
+        listed = {entry["id"]: entry for entry in self._models()}
         self.name = name or next(iter(listed), None)
         if not self.name:
             raise UserError(f"--server {url}: it lists no model; name one with --served-model")
         self.context = listed.get(self.name, {}).get("max_model_len") or 32768  # tokens; vLLM tells
 
     def _ask(self, path, body=None) -> dict:
-        """What the server answers to a GET, or to the POST of a body.
-
-        Raises UserError, but HTTPError for one of REFUSED.
-        """
+        """What the server answers to a GET, or to the POST of a body. Raises one of ERRORS."""
         data = json.dumps(body).encode() if body else None
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        key = os.environ.get(KEY, "").strip()
+        if key:
+            request.add_unredirected_header("Authorization", f"Bearer {key}")  # no other server gets the key
+        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            return json.load(answer)
+
+    def _models(self) -> list[dict]:
+        """The models that the server lists. Raises UserError where it does not answer."""
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                return json.load(answer)
-        except (OSError, ValueError) as error:  # URLError and HTTPError are OSErrors
-            if isinstance(error, urllib.error.HTTPError) and error.code in REFUSED:
-                raise
-            raise UserError(f"--server {self.url}{path}: {type(error).__name__}: {error}") from None
+            return [entry for entry in self._ask("/models").get("data") or () if entry.get("id")]
+        except ERRORS as error:
+            raise UserError(f"--server {self.url}/models: {reason_of(error)}") from None
 
     def check_lengths(self, prompt, reply):
         """The server knows its model's context, and refuses what is too long: see _reply."""
@@ -81,9 +97,24 @@ class Server:
         yield self
 
     def write(self, prompts):
-        """Yields (key, Completion) for each of {key: prompt}, in their order. Requests run in parallel."""
+        """Yields (key, Completion) for each of {key: prompt}, in their order. Requests run in parallel.
+
+        A prompt that gets no reply has an empty one. Raises UserError if this is so for all prompts, and either no
+        prompt was answered before or the server has gone: its figures would say nothing of the model.
+        """
+        answered = len(self.seconds)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            yield from zip(prompts, pool.map(self._reply, prompts.values(), itertools.islice(self.seeds, len(prompts))))
+            try:
+                seeds = itertools.islice(self.seeds, len(prompts))
+                yield from zip(prompts, pool.map(self._reply, prompts.values(), seeds))
+            except BaseException:  # Ctrl-C, too: nothing is asked again, so that the threads end soon
+                self.stopped.set()
+                raise
+        if prompts and not self.seconds:
+            raise UserError(f"--server {self.url}: it answered no prompt: {self.failures.most_common(1)[0][0]} (of a "
+                            "small context: --max-prompt-tokens, --max-new-tokens)")
+        if prompts and len(self.seconds) == answered:
+            self._models()
 
     def sample(self, prompts, sampling, generator=None) -> list[Completion]:
         """One reply to each prompt, in their order."""
@@ -91,16 +122,58 @@ class Server:
             return [reply for _, reply in sampler.write(dict(enumerate(prompts)))]
 
     def _reply(self, prompt, seed) -> Completion:
-        """Its token_ids only have the right number. A prompt that the server refuses gets an empty reply."""
+        """Its token_ids only have the right number. A prompt without a reply gets an empty one, and stderr the reason.
+
+        Whatever fails is asked again after each of PAUSES, except a prompt that the server refuses, and a reply that
+        takes longer than the timeout. Raises UserError for one of FATAL.
+        """
         s = self.sampling
         body = {"model": self.name, "messages": prompt.messages, "max_tokens": s.max_new_tokens, "seed": seed,
                 "temperature": s.temperature, "top_p": s.top_p}
-        try:
-            answer = self._ask("/chat/completions", body)
-        except urllib.error.HTTPError as error:
-            print(f"--server refuses a prompt: {error.read()[:200].decode(errors='replace')}", file=sys.stderr)
-            return Completion(prompt, [], [], "", False)
-        [choice] = answer["choices"]
-        text = choice["message"].get("content") or ""
-        tokens = (answer.get("usage") or {}).get("completion_tokens") or len(text) // 4
-        return Completion(prompt, [0] * tokens, [], text, choice.get("finish_reason") != "length")
+        for pause in (*PAUSES, None):
+            began = time.monotonic()
+            try:
+                text, tokens, finished = read_answer(self._ask("/chat/completions", body))
+            except ERRORS as error:
+                failed = error
+                if getattr(error, "code", None) in FATAL:
+                    self.stopped.set()
+                    raise UserError(f"--server {self.url}, model {self.name}: {reason_of(error)}") from None
+                final = pause is None or self.stopped.is_set()
+                if final or isinstance(error, TimeoutError) or getattr(error, "code", None) in REFUSED:
+                    break
+                self.stopped.wait(pause)
+            else:
+                self.seconds.append(time.monotonic() - began)
+                return Completion(prompt, [0] * tokens, [], text, finished)
+        reason = reason_of(failed)
+        print(f"--server gives no reply to a prompt: {reason}", file=sys.stderr)
+        self.failures[reason] += 1
+        return Completion(prompt, [], [], "", False)
+
+    def statistics(self) -> dict:
+        """Number of replies, median and longest seconds of one, and number of prompts without a reply by reason."""
+        seconds = sorted(self.seconds) or [0.0]
+        return {"replies": len(self.seconds), "median_seconds": round(statistics.median(seconds), 2),
+                "longest_seconds": round(seconds[-1], 2), "without_reply": dict(self.failures)}
+
+
+def read_answer(answer) -> tuple[str, int, bool]:
+    """(text, number of tokens, has it ended by itself?) of a server's answer. Raises one of ERRORS for no such answer.
+    """
+    if not answer.get("choices"):
+        raise ValueError(f"an answer without choices: {json.dumps(answer)}")
+    choice = answer["choices"][0]
+    text = text_of(choice["message"].get("content"))
+    tokens = (answer.get("usage") or {}).get("completion_tokens")
+    return text, tokens if isinstance(tokens, int) else len(text) // 4, choice.get("finish_reason") != "length"
+
+
+def reason_of(error) -> str:
+    """What went wrong, as one short line: of an HTTP status what the server says of it, too."""
+    said = ""
+    if isinstance(error, urllib.error.HTTPError):
+        with contextlib.suppress(*ERRORS):  # the connection may end here, too
+            said = error.read(2000).decode(errors="replace")
+        said += f" (the key is read from {KEY})" if error.code in (401, 403) else ""
+    return " ".join(f"{type(error).__name__}: {error} {said}".split())[:200]

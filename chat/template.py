@@ -55,19 +55,23 @@ class Chat:
     def tool_role(self) -> tuple[bool, bool]:
         """(does the template show tools, does it write calls in a form that we read?) What it does not do becomes text.
 
-        Where it writes calls in a form that we do not read, tools become text as well, so that nothing asks for it.
+        It is tried: written, as it would be sampled, and read, a call must be the same. Where the template writes calls
+        in a form that we do not read, tools become text as well, so that nothing asks for it.
         """
         tool = SELECT_TOOL | {"function": SELECT_TOOL["function"] | {"name": MARK}}
-        call = {"id": "123456789", "type": "function", "function": {"name": MARK, "arguments": {"a": [MARK]}}}
-        asked = [{"role": "user", "content": "."}]
+        arguments = {"think": "It's \"bound\"\nby <b> \\ memory.", "list": [{"name": "a_b", "reason": "it's {1}"}]}
+        call = {"id": "123456789", "type": "function", "function": {"name": MARK, "arguments": arguments}}
+        called = [{"role": "user", "content": "."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        write = functools.partial(self._template, tools=[tool])
         try:
-            prompt = self._template(asked, [tool])
-            whole = self._template([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], [tool])
+            prompt, whole = write(called[:1]), write(called)
         except (TemplateError, TypeError):
             return False, False
-        reply = whole[len(os.path.commonprefix([prompt, whole])):]
-        reads = MARK in prompt and self.tool_call(reply, MARK) == call["function"]["arguments"]
-        return MARK in prompt and (reads or MARK not in reply), reads
+        reads = False
+        with contextlib.suppress(UserError, TemplateError, TypeError):
+            reads = MARK in prompt and self.tool_call(self._reply_text(called, write), MARK) == arguments
+        writes = MARK in whole[len(os.path.commonprefix([prompt, whole])):]
+        return MARK in prompt and (reads or not writes), reads
 
     def tool_call(self, text, name) -> dict | None:
         """The arguments of the last call of tool `name` in a sampled reply, or None. Never raises.
@@ -86,18 +90,38 @@ class Chat:
 
         It need not be the tokenizer's end of text: base models end a text with another token than a turn.
         """
-        after = self.encode(self._around([{"role": "user", "content": "."}, {"role": "assistant"}], 1)[1])
+        after = self.encode(self._around([{"role": "user", "content": "."}, {"role": "assistant"}], 1,
+                                         functools.partial(self.chat_text, reply=False))[1])
         special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         special = [place for place, token in enumerate(after) if token in special]
         return after[:special[0] + 1] if special else [self.tokenizer.eos_token_id]
 
-    def _around(self, messages, place, tool=None, reply=False) -> tuple[str, str]:
-        """The texts before and after the reply that is message number `place`. Raises UserError if it is left out."""
+    def _around(self, messages, place, write) -> tuple[str, str]:
+        """The texts before and after the reply that is message number `place`. Raises UserError if it is left out.
+
+        write: messages to text.
+        """
         marked = [*messages[:place], {"role": "assistant", "content": MARK}, *messages[place + 1:]]
-        before, found, after = self.chat_text(marked, tool, reply).rpartition(MARK)
+        before, found, after = write(marked).rpartition(MARK)
         if not found:
             raise UserError("the model's chat template leaves a reply out")
         return before, after
+
+    def _reply_text(self, messages, write) -> str:
+        """The last message, an assistant's, as it would be sampled after the others, without its end.
+
+        write: messages to text; with reply=True it ends with the beginning of a reply. Raises UserError if the template
+        writes nothing for it, or changes it.
+        """
+        whole, place = write(messages, reply=False), len(messages) - 1
+        before, after = self._around(messages, place, functools.partial(write, reply=False))
+        starts = [text for text in (write(messages[:-1], reply=True), before) if whole.startswith(text)]
+        if not starts or not whole.endswith(after):
+            raise UserError("the model's chat template writes the reply otherwise than it is")
+        text = whole[len(starts[0]):len(whole) - len(after)]
+        if not text.strip():
+            raise UserError("the reply is empty as the model's chat template writes it")
+        return text
 
     def chat_text(self, messages, tool=None, reply=True) -> str:
         """Messages [{"role", "content"}, ...] as the text that the model reads. Raises UserError if that cannot be.
@@ -108,10 +132,9 @@ class Chat:
         user's.
         """
         tools = [tool] if isinstance(tool, dict) else tool or None
-        shows, calls = self.tool_role if tools else (True, True)
-        if not calls:
+        if any("tool_calls" in message for message in messages) and not self.tool_role[1]:
             messages = list(map(_spelled, messages))
-        if not shows:
+        if tools and not self.tool_role[0]:
             messages, tools = with_tools(messages, tools), None
         if len(messages) > 1 and messages[0]["role"] == "system" and not self.system_role:
             text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
@@ -142,15 +165,7 @@ class Chat:
 
         Raises UserError if the template writes nothing for it, or changes it.
         """
-        whole, place = self.chat_text(messages, tool, reply=False), len(messages) - 1
-        before, after = self._around(messages, place, tool)
-        starts = [text for text in (self.chat_text(messages[:-1], tool), before) if whole.startswith(text)]
-        if not starts or not whole.endswith(after):
-            raise UserError("the model's chat template writes the reply otherwise than it is")
-        text = whole[len(starts[0]):len(whole) - len(after)]
-        if not text.strip():
-            raise UserError("the reply is empty as the model's chat template writes it")
-        return self.encode(text) + self.end
+        return self.encode(self._reply_text(messages, functools.partial(self.chat_text, tool=tool))) + self.end
 
     def next_ids(self, completion, messages, tool=None) -> list[int]:
         """Prompt ids for the turn after `completion`; `messages` holds its text as the assistant's last message.
@@ -163,7 +178,7 @@ class Chat:
         place = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
         if messages[place]["content"] != completion.text:
             return self.chat_ids(messages, tool)
-        added = self.encode(self._around(messages, place, tool, reply=True)[1])
+        added = self.encode(self._around(messages, place, functools.partial(self.chat_text, tool=tool))[1])
         if completion.finished and completion.token_ids[-1] in added[:len(self.end)]:
             added = added[added.index(completion.token_ids[-1]) + 1:]  # this token was sampled already
         return completion.prompt_ids + completion.token_ids + added

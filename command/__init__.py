@@ -3,5 +3,4 @@
     process.py    what is set before torch is loaded; errors that a user sees as one line; how a command ends
     options.py    a dataclass of options -> the command line; checks of numbers
     files.py      reading JSON lines with one clear error for a broken one; replacing a file atomically
-    numbers.py    a mean that may be of nothing
 """

@@ -12,7 +12,7 @@ from command.process import UserError
 ROOT = Path(__file__).absolute().parent.parent  # of the repository
 
 
-def found(path) -> Path:
+def find_path(path) -> Path:
     """The file or folder of this name or, where there is none, the one in the repository if it is there."""
     if not Path(path).exists() and (ROOT / path).exists():
         return ROOT / path
@@ -20,8 +20,11 @@ def found(path) -> Path:
 
 
 @contextlib.contextmanager
-def told(problem, kind=UserError):
-    """Around the reading of a file: whatever is wrong with it becomes one line, an error of a `kind` with `problem`."""
+def user_error(problem, kind=UserError):
+    """Around the reading of a file: whatever is wrong with it becomes one line, a UserError that begins with `problem`.
+
+    kind: a subclass of UserError to raise instead.
+    """
     try:
         yield
     except UserError:
@@ -44,7 +47,7 @@ def read_parquet(path, columns=None) -> list[dict]:
     """
     if not importlib.util.find_spec("pyarrow"):
         raise UserError(f"{path}: reading parquet needs a reader: pip install pyarrow")
-    with told(f"{path}: cannot be read"):
+    with user_error(f"{path}: cannot be read"):
         import pyarrow.parquet  # optional: for such a file only
         return pyarrow.parquet.read_table(path, columns=columns).to_pylist()
 
@@ -58,6 +61,6 @@ def read_lines(path, record=dict) -> list:
     records = []
     whole = text[:text.rfind(b"\n") + 1]
     for number, line in enumerate(whole.splitlines(), start=1):
-        with told(f"{path}, line {number}: cannot be read; mend or remove it"):
+        with user_error(f"{path}, line {number}: cannot be read; mend or remove it"):
             records.append(record(json.loads(line)))
     return records

@@ -2,21 +2,24 @@
 
     @dataclass
     class Options:
+        GROUPS: ClassVar = {"steps": "the run", ...}              the first field of each group of --help
         steps: int = option((6, 100, 200), "training steps")      three defaults, one for each of SIZES
-        reward: str = option("davinci", "reward of a turn", choices=REWARDS)
         gamma: float = setting(1.0, "gamma: ...")                 no flag of its own: --set gamma=0.4
 
     given = parse(Options, argv, "What the program does.")        {name: value} of what was given, without defaults
     options = complete(Options, given, size=0)                    an Options with every default filled in
 
 The dictionary `given` is kept apart from the defaults because some defaults are known only later: those of a model's
-size when it is loaded, those of a run that is continued when its folder is read.
+size when it is loaded, those of a run that is continued when its folder is read. Programs parse before they import
+torch, so that --help and a misspelt flag are answered at once. What is then not loaded yet, such as a table whose names
+an option takes, is checked later: see `check_name`.
 """
 
 import argparse
 import dataclasses
+import sys
 
-from command.process import UserError
+from command.process import UserError, report
 
 LARGEST = 2**63 - 1  # of all numbers: what a seed may be
 SIZES = "2 CPU cores", "one GPU", "a model over a billion parameters"  # what three defaults are for
@@ -31,8 +34,8 @@ def option(default, meaning, *, flag=True, above_0=False, most=LARGEST, **more):
     first, text = default, default
     if isinstance(default, tuple):
         first = default[0]
-        text = ", ".join(f"{value} with {size}" for value, size in zip(default, SIZES))
-    if text not in ("", None):
+        text = " | ".join(map(str, default)) if len(set(default)) > 1 else first
+    if text not in ("", None, False):
         meaning += f" (default: {text})"
     return dataclasses.field(default=first, metadata={"default": default, "help": meaning, "flag": flag,
                                                       "above_0": above_0, "most": most, "more": more})
@@ -52,17 +55,28 @@ def flag(name) -> str:
     return "--" + name.replace("_", "-")
 
 
+class Parser(argparse.ArgumentParser):
+    """Mistakes become one line, without the usage."""
+
+    def error(self, message):
+        raise UserError(message)
+
+
 def parse(kind, argv, description) -> dict:
     """The options that were given on a command line, without defaults. kind: a dataclass made of `option`s.
 
-    Raises UserError for a --set that cannot be read; argparse ends the program for any other mistake.
+    Raises UserError for a mistake in the command line.
     """
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                                     usage=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
-    settings = {}
+    parser = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                    usage="%(prog)s [options]", formatter_class=argparse.RawDescriptionHelpFormatter)
+    group, settings = parser, {}
     for field in dataclasses.fields(kind):
+        if isinstance(field.metadata["default"], tuple):
+            parser.description = f"{description}\n\nThree defaults are for {' | '.join(SIZES)}."
+        if field.name in kind.GROUPS:
+            group = parser.add_argument_group(kind.GROUPS[field.name])
         if field.metadata["flag"]:
-            parser.add_argument(flag(field.name), help=field.metadata["help"], **_argument(field))
+            group.add_argument(flag(field.name), help=field.metadata["help"], **_argument(field))
         else:
             settings[field.name] = field
     if settings:
@@ -80,6 +94,15 @@ def parse(kind, argv, description) -> dict:
     return given
 
 
+def parse_early(kind, description):
+    """Answer --help and refuse a bad command line, then forget it. For the lines of a program before torch is imported.
+    """
+    try:
+        parse(kind, sys.argv[1:], description)
+    except UserError as error:
+        sys.exit(report(error))
+
+
 def complete(kind, given, size=0):
     """All options: those given, and the defaults of a size (an index of SIZES). Raises UserError for a bad number."""
     values = {}
@@ -90,6 +113,34 @@ def complete(kind, given, size=0):
         values[field.name] = given.get(field.name, default)
         _check_number(field, values[field.name])
     return kind(**values | given)  # a name that is no option is a TypeError
+
+
+def check_name(kind, name, value, table):
+    """Raise UserError unless the value of option `name` is a name in a table."""
+    if value not in table:
+        fields = {field.name: field for field in dataclasses.fields(kind)}
+        said = f"{flag(name)} {value}" if fields[name].metadata["flag"] else f"--set {name}={value}"
+        raise UserError(f"{said}: choose from {', '.join(table)}")
+
+
+def check_together(given, pairs):
+    """Raise UserError for two options that contradict each other. pairs: flags as they are typed, two each.
+
+    An option that is set to nothing (0 or an empty text) counts as not given.
+
+    >>> check_together({"skills": False, "bm25_only": True}, [("--no-skills", "--bm25-only")])
+    Traceback (most recent call last):
+    command.process.UserError: --no-skills and --bm25-only contradict each other: choose one
+    """
+    typed = set()
+    for name, value in given.items():
+        if value:
+            typed.add(flag(name))
+        elif value is False:
+            typed.add(flag(f"no_{name}"))
+    for pair in pairs:
+        if typed.issuperset(pair):
+            raise UserError(f"{pair[0]} and {pair[1]} contradict each other: choose one")
 
 
 def _check_number(field, value):

@@ -35,19 +35,23 @@ def begin():
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
+def report(error) -> int:
+    """Print an error of the user's as one line. Returns the status of a program that ends with it, as of argparse."""
+    print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+    return 2
+
+
 def run_command(main):
     """Run a command line's main() and exit with the status that it returns.
 
     A UserError, or a file that cannot be read or written, becomes one line on stderr and status 2, as argparse reports
     a bad option. Ctrl-C and SIGTERM close all that is open, and become one line and status 130.
     """
-    name = Path(sys.argv[0]).name
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
         sys.exit(130)
     except (UserError, OSError) as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(report(error))

@@ -132,6 +132,20 @@ def gather(part) -> list:
     return whole
 
 
+def equally_many(items) -> list:
+    """This rank's items, filled up with empty lists, so that all ranks have equally many."""
+    return items + [[]] * (max(each(len(items))) - len(items))
+
+
+def summed(numbers) -> dict:
+    """A dict of numbers, each added up over the ranks."""
+    total = dict.fromkeys(numbers, 0)
+    for part in each(numbers):
+        for name, value in part.items():
+            total[name] += value
+    return total
+
+
 def distribute(items, work) -> list:
     """work(items), a result for each in their order, on every rank: each of them works on its part of the list.
 

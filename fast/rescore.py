@@ -4,9 +4,13 @@ Two things would fill a GPU: logits (a reply of 8,192 tokens of Qwen3 has 1.2 bi
 backward pass. Both are forgotten and computed again there: the head chunk by chunk, the layers one by one.
 """
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+
+from fast.slots import packed
 
 RECOMPUTED = 2e8  # parameters of a model whose layers are: those of Qwen3-0.6B keep about 2 MB for each token
 CHUNK = 2**28  # logits that are computed at a time: 1 GiB in float32, of which about four exist at once
@@ -61,3 +65,17 @@ def token_logprobs(model, head, ids, positions, targets, temperature=1.0):
     states = states.index_select(0, positions)  # only these reach the vocabulary
     size = max(1, CHUNK // model.get_output_embeddings().weight.shape[0])  # tokens
     return torch.cat([checkpoint(score, *chunk, **RECOMPUTE) for chunk in zip(states.split(size), targets.split(size))])
+
+
+def micro_batches(sequences, budget):
+    """Pack `sequences` (lists of rows), longest first, into lists of sequences of at most `budget` tokens with padding.
+
+    A rollout's turns stay together: Backbone.logprobs computes them as one sequence where each prompt extends the turn
+    before it.
+    """
+    sized = []  # (tokens of the longest row, sequences that the model sees, rows)
+    for rows in sequences:
+        ids = [row.completion.prompt_ids + row.completion.token_ids for row in rows]
+        apart = sum(after[:len(before)] != before for before, after in itertools.pairwise(ids))
+        sized.append((max(map(len, ids)), 1 + apart, rows))
+    return packed(sorted(sized, key=lambda item: -item[0]), budget)

@@ -1,6 +1,7 @@
 """One step of supervised training on a batch: the loss of a batch, its gradient in little memory, the optimiser."""
 
 import functools
+import os
 
 import torch
 
@@ -56,13 +57,31 @@ class TrainStep:
             loss = self._loss(*part)
             loss.backward()
             total += loss.detach()
-        ranks.clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
+        norm = ranks.clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            optimizer.step()
+            if torch.isfinite(norm):  # else skip the update, which would destroy every weight (release: the same)
+                optimizer.step()
             optimizer.zero_grad()
         return total
+
+    def save(self, path, state):
+        """Replace a checkpoint in one instant: a kill leaves the last one or this one. All ranks must call this.
+
+        state: a dict that is saved with the weights and the optimisers' state.
+        """
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]  # collects what other ranks have of them
+        if ranks.rank() == 0:
+            whole = state | {"model": self.model.state_dict(), "optimizers": optimizers}
+            torch.save(whole, path.with_suffix(".new"))
+            os.replace(path.with_suffix(".new"), path)
+
+    def load(self, saved):
+        """Take the weights and the optimisers' state of a checkpoint, a dict as `save` has written it."""
+        self.model.load_state_dict(saved["model"])
+        for optimizer, state in zip(self.optimizers, saved["optimizers"]):
+            optimizer.load_state_dict(state)
 
     def _weights(self, parts) -> list[torch.Tensor]:
         """The weight in the loss of each token of a row, (B,) for each part."""

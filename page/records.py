@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from command.files import read_lines, told
+from command.files import read_lines, user_error
 from command.process import UserError
 
 # Metrics of the evaluation that are reported in words: (metric, its name, its format).
@@ -39,7 +39,7 @@ def read_folder(folder) -> Source:
     folder = Path(folder)
     if not (folder / "metrics.jsonl").is_file() and not (folder / "results.jsonl").is_file():
         raise UserError(f"{folder}: no run (metrics.jsonl) and no benchmark (results.jsonl)")
-    with told(f"{folder}: config.json or summary.json is missing or broken, or a line lacks a field"):
+    with user_error(f"{folder}: config.json or summary.json is missing or broken, or a line lacks a field"):
         config = json.loads((folder / "config.json").read_text())
         source = Source(folder, config, read_lines(folder / "metrics.jsonl"))
         if (folder / "summary.json").is_file():

@@ -63,7 +63,7 @@ function verdict(turn) {
   const told = turn.feedback || v.rejected || v.error || (turn.dropped || []).map(name => "no candidate: " + name).join("\n");
   return [make("p", {class: "facts"}, turn.verdict ? badge(outcome(v)) : null, fact("reward", turn.reward),
                fact("advantage", turn.advantage), fact("speedup", times(v.speedup)),
-               fact("share of own kernels", v.coverage)),
+               fact("coverage", v.coverage)),
           told ? make("pre", {class: "prose feedback"}, told) : null];
 }
 
@@ -120,7 +120,8 @@ document.addEventListener("click", event => {
   const button = event.target.closest("[data-open]");
   if (!button) return;
   show(button.dataset.open);
-  if (!list.contains(button)) document.getElementById("rollouts").scrollIntoView();
+  const narrow = matchMedia("(max-width: 44rem)").matches;  // the conversation is below the list, not beside it
+  if (narrow || !list.contains(button)) document.getElementById("conversation").scrollIntoView();
 });
 filter();
 const first = rollouts.filter(r => r.role === "policy").sort((a, b) => best(b) - best(a))[0];

@@ -3,7 +3,7 @@
     python results/drift.py checkpoints/tiny runs/seed0 --dtype bfloat16 --temperatures 1 1.5 2
 
 The prompts are those of the run's rollouts, each once. For each role and temperature: replies, their tokens and nats a
-token (how peaked the model is), median and maximum of |g - 1| (reinforce.reject_mismatched; the turns of a rollout are
+token (how peaked the model is), median and maximum of |g - 1| (advantages.mismatched; the turns of a rollout are
 one reply here), and the share of replies that MRS would mask. A temperature below 1 makes random weights peaked.
 """
 
@@ -20,7 +20,7 @@ import torch  # noqa: E402
 from backbone import Backbone, Sampling  # noqa: E402
 from command.files import read_lines  # noqa: E402
 from command.process import run_command  # noqa: E402
-from reinforce import Row, reject_mismatched  # noqa: E402
+from advantages import mismatched  # noqa: E402
 
 
 def prompts_of(run) -> dict:
@@ -42,10 +42,9 @@ def measure(model, prompts, tokens, temperature) -> str:
     for reply in replies:
         sampled = torch.as_tensor(reply.logprobs)
         [trained] = model.logprobs([(reply.prompt_ids, reply.token_ids)], temperature)
-        row = Row("policy", reply, 1.0, drift=trained.cpu() - sampled)
-        reject_mismatched([row])
-        masked += row.masked == "mrs"
-        distances.append(abs(row.drift.mean().exp().item() - 1))
+        drift = trained.cpu() - sampled
+        masked += sum(mismatched([drift]))
+        distances.append(abs(drift.mean().exp().item() - 1))
         nats.append(-sampled.mean().item())
         lengths.append(len(sampled))
     return (f"{len(replies):4d} replies  {statistics.mean(lengths):5.0f} tokens  {statistics.mean(nats):6.3f} nats  "

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import RULES, Attempt, Sample, figures, is_correct, read_results, speed  # noqa: E402
 from page.charts import Chart, Curve, save_png  # noqa: E402
-from command.files import told  # noqa: E402
+from command.files import user_error  # noqa: E402
 from command.process import UserError, run_command  # noqa: E402
 from sandbox import Verdict, feedback  # noqa: E402
 from tasks import problem_id  # noqa: E402
@@ -53,7 +53,7 @@ def samples_of(folder) -> dict:
     if not samples:
         raise UserError(f"{folder}: no results of a benchmark")
     if (folder / "summary.json").is_file():
-        with told(f"{folder}/summary.json: cannot be read"):
+        with user_error(f"{folder}/summary.json: cannot be read"):
             for name in json.loads((folder / "summary.json").read_text())["problems"]:
                 failed = Attempt("", Verdict(error="unusable problem"))
                 samples.setdefault(name, [Sample(name, 0, [], [failed])])

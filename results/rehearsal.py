@@ -113,7 +113,7 @@ def write_data(out, count, longest):
 def reinforce_by_chance(argv):
     """reinforce.py, with rewards that are drawn at random from 0 to 4."""
     chance = random.Random(0)
-    reinforce.policy.REWARDS["davinci"] = lambda verdict: 4 * chance.random()
+    reinforce.policy.REWARDS["davinci"] = reinforce.policy.Reward(lambda verdict: 4 * chance.random())
     run_command(lambda: ranks.joined(reinforce.main)(argv))
 
 
@@ -163,7 +163,7 @@ def reported(folder) -> dict:
         record = json.loads((folder / "sft.json").read_text())
         rate = record["tokens"] / record["training_seconds"]  # of one epoch
         return {"examples": record["examples"], "tokens_per_second": round(rate, 1), "history": record["history"]}
-    steps = [step for step in read_lines(folder / "metrics.jsonl") if step["step"]]  # reinforce.step_metrics
+    steps = [step for step in read_lines(folder / "metrics.jsonl") if step["step"]]  # run.step_metrics
     return {"steps": steps} if steps else {}
 
 

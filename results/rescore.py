@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from backbone import extract_code  # noqa: E402
+from chat.calls import extract_code  # noqa: E402
 from command.files import read_lines  # noqa: E402
 from command.process import run_command  # noqa: E402
 from synthetic.generator import synthesize  # noqa: E402

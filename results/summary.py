@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from command.files import read_lines  # noqa: E402
-from command.numbers import mean  # noqa: E402
+from policy import mean  # noqa: E402
 from command.process import UserError, run_command  # noqa: E402
 
 MEANS = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")

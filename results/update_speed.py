@@ -39,6 +39,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import reinforce  # noqa: E402
+from advantages import Row  # noqa: E402
 import sft  # noqa: E402
 from backbone import Backbone, Completion  # noqa: E402
 from fast import ranks  # noqa: E402
@@ -76,7 +77,7 @@ def useful_flops(model, lengths, reply_tokens) -> float:
     return 6 * body * sum(lengths) + 6 * config.vocab_size * config.hidden_size * reply_tokens + attention
 
 
-def replies(model, tokens, count) -> list[list[reinforce.Row]]:
+def replies(model, tokens, count) -> list[list[Row]]:
     """`count` sequences with `tokens` in all, random; log-probabilities are the model's, advantages +1 and -1."""
     generator = torch.Generator().manual_seed(0)
     length, rows = tokens // count, []
@@ -86,7 +87,7 @@ def replies(model, tokens, count) -> list[list[reinforce.Row]]:
         with torch.no_grad():
             [logprobs] = model.logprobs([(prompt, reply)])
         completion = Completion(prompt, reply, logprobs.tolist(), "", True)
-        rows.append([reinforce.Row("policy", completion, 1.0 if n % 2 == 0 else -1.0)])
+        rows.append([Row("policy", completion, 1.0 if n % 2 == 0 else -1.0)])
     return rows
 
 

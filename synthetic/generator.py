@@ -10,7 +10,7 @@ import itertools
 from synthetic.heads import FAMILIES
 from synthetic.networks import AnyProblem
 from synthetic.wording import write_problem
-from tasks import GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, scale_batch, unfit
+from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, elements, evaluation_fingerprints, scale_batch, unfit
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 
@@ -50,3 +50,7 @@ def training_tasks(seed, distribution=NARROW, device="cpu"):
             if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
                 continue
         yield task
+
+
+SYNTHESISED["synth"] = lambda seed, device: training_tasks(seed, NARROW, device)
+SYNTHESISED["wide"] = lambda seed, device: training_tasks(seed, WIDE, device)

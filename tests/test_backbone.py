@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backbone import Backbone, Sampling, extract_code
-from chat.calls import extract_tool_call
+from backbone import Backbone, Sampling
+from chat.calls import extract_code, extract_tool_call
 from chat_templates import template_tokenizer
 from conftest import plain_logprobs, tiny_model
 from fast.attention import fuse_norms

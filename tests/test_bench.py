@@ -323,7 +323,7 @@ def test_a_server_that_does_not_answer_is_told_in_one_line(url, tmp_path, monkey
     monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer())
     given = ["--device", "cpu", "--level", 1, "--ids", 1, "--out", tmp_path, "--server"]
     for more, message in (([url, "--served-model", "N"], "404"), (["http://127.0.0.1:9"], "refused"),
-                          ([url + "/other"], "it lists no model"), ([url, "--thinking"], "--thinking: with --server")):
+                          ([url + "/other"], "it lists no model"), ([url, "--thinking"], "--server and --thinking")):
         assert message in refusal(bench.main, *given, *more)
 
 
@@ -411,6 +411,7 @@ def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusa
     ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
     ("--samples 0", "--samples 0: choose a number above 0"), ("--temperature nan", "--temperature nan: choose"),
     ("--top-p 3", "above 0 to 1"), ("--bm25-only --no-skills", "choose one"), ("--both --no-skills", "choose one"),
+    ("--strategy evolve --turns 4", "below --turns 5 no attempt sees an earlier one"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):

@@ -2,17 +2,19 @@
 
 import json
 import random
+import time
 import types
 from pathlib import Path
 
 import pytest
 
-import backbone
-from backbone import Chat, Completion, Sampling
+from backbone import Backbone, Chat, Completion, Sampling
+import recipes  # noqa: F401 (it enters the release's form of a verdict)
 from chat import prompts
+from chat.calls import extract_code, extract_tool_call, fenced_blocks
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
-from chat_templates import GLM_RESPONSE, TEMPLATES, template_tokenizer
+from chat_templates import CALLING, GLM_RESPONSE, TEMPLATES, calling_tokenizer, template_tokenizer
 from conftest import learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from judge.verdict import KernelTime, Verdict
@@ -20,6 +22,34 @@ from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
 from command.process import UserError
+
+
+KERNEL = "class ModelNew:\n    s = '```'\n"
+DOCUMENTED = 'class ModelNew:\n    """\n    ```\n    x\n    ```\n    """\n'
+
+
+@pytest.mark.parametrize("reply, code", [
+    (f"1. Fuse:\n\n   ```python\n   {KERNEL.replace(chr(10), chr(10) + '   ')}```\n2. Done.", KERNEL),
+    (f"- ```python\n  {KERNEL.replace(chr(10), chr(10) + '  ')}```", KERNEL),
+    (f"```python\n{KERNEL}```", KERNEL), (f"```python\r\n{KERNEL}```\r\n", KERNEL),
+    (f"```python\n{DOCUMENTED}```", DOCUMENTED),
+    (f"````markdown\nPlan.\n```python\n{KERNEL}```\n````", KERNEL), (f"````python\n{KERNEL}````", KERNEL),
+    (f"`````\n````\n```python\n{KERNEL}```\n````\n`````", KERNEL),
+    (f"```python\n{KERNEL}```\nOr:\n```python\n# cut off\n{KERNEL}", KERNEL),
+    (f"```python\n{KERNEL}```</answer>", KERNEL), (f"```python\n{KERNEL}", None)])
+def test_fences_are_matched_by_line_indentation_and_length(reply, code):
+    assert extract_code(reply) == code
+
+
+def test_a_fenced_call_may_hold_fences():
+    call = {"name": "f", "arguments": {"content": "Example:\n```python\nx\n```\n"}}
+    assert extract_tool_call(f"```json\n{json.dumps(call)}\n```", "f") == call["arguments"]
+    assert extract_tool_call(f"````\n```json\n{json.dumps(call)}\n```\n````", "f") == call["arguments"]
+    began = time.monotonic()
+    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 1500), ("```x\n```\n" * 5000, 5000),
+                         (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
+        assert len(fenced_blocks(text)) == blocks
+    assert time.monotonic() - began < 10  # no pattern is tried again at each character
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -126,6 +156,22 @@ def test_a_tokenizers_own_response_template_reads_its_calls(tokenizer):
     assert chat.tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f") == {"a": 1}
 
 
+@pytest.mark.parametrize("name", CALLING)
+def test_calls_become_text_where_they_would_not_come_back(tokenizer, name, tmp_path):
+    chat = Chat(calling_tokenizer(tokenizer, name))
+    arguments = {"think": "It's 'bound'.", "selected_skills": [{"name": "fuse", "reason": "it's"}]}
+    called = {"content": "", "role": "assistant", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "select_skills", "arguments": arguments}}]}
+    raw = chat.tokenizer.apply_chat_template([TALK[1], called], tools=[SELECT_TOOL], tokenize=False)
+    assert "<tool_call>" not in raw and "fuse" in raw  # the template does write calls
+    assert chat.tool_role == (False, False)
+    for tools in ([SELECT_TOOL], ""):
+        write_lines(tmp_path / "rows.jsonl", {"messages": [*TALK[:2], called], "tools": tools})
+        [(ids, mask)] = read_chats(tmp_path / "rows.jsonl", chat)
+        [reply] = learnt(chat, ids, mask)
+        assert chat.tool_call(reply.removesuffix(chat.tokenizer.decode(chat.end)), "select_skills") == arguments
+
+
 def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
     chat = Chat(template_tokenizer(tokenizer, "qwen3"), thinking=True)
     thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
@@ -135,13 +181,38 @@ def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
     assert "Why." in chat.tokenizer.decode(ids)  # kept as it was written, though the template would drop it now
 
 
+def test_rows_with_thoughts_are_learnt_whatever_they_say_of_thinking(tokenizer, tmp_path, capsys):
+    chat = Chat(template_tokenizer(tokenizer, "qwen3"))
+    thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
+    rows = [{"messages": [*TALK[:2], thought]} | more for more in ({}, {"enable_thinking": False})]
+    write_lines(tmp_path / "rows.jsonl", *rows, {"messages": TALK})
+    data = read_chats(tmp_path / "rows.jsonl", chat)
+    assert [learnt(chat, *row)[0] for row in data[:2]] == [thought["content"] + "<|im_end|>"] * 2 and len(data) == 3
+    assert "2 rows hold thoughts, which the model will write with --thinking only" in capsys.readouterr().out
+
+
+def test_rows_in_other_layouts_are_read(tokenizer, tmp_path, capsys):
+    chat = Chat(template_tokenizer(tokenizer, "deaf"))  # it writes no calls
+    parts = [{"type": "text", "text": "Plan: "}, {"type": "text", "text": "two."}]
+    call = {"type": "function", "function": {"name": "f", "arguments": CALL}}
+    write_lines(
+        tmp_path / "rows.jsonl", {"messages": [*TALK[:2], {"role": "assistant", "content": parts}], "tools": ""},
+        {"messages": [*TALK[:2], {"role": "assistant", "content": "So:", "tool_calls": [call]}]},
+        {"messages": [*TALK[:2], {"role": "assistant", "content": [{"type": "image_url", "image_url": "x"}]}]})
+    plain, called = read_chats(tmp_path / "rows.jsonl", chat)
+    assert learnt(chat, *plain) == ["Plan: two." + chat.tokenizer.decode(chat.end)]
+    [reply] = learnt(chat, *called)
+    assert reply.startswith("So:") and chat.tool_call(reply, "f") == CALL
+    assert "rows.jsonl:3: skipped (ValueError: a message holds something else than text)" in capsys.readouterr().err
+
+
 def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder):
     """Cut off inside it, a reply is no answer; whole, it is learnt as it was sampled, the opening but once."""
-    model = backbone.Backbone.load(model_folder)
+    model = Backbone.load(model_folder)
     [reply, other] = model.sample([model.encode("Why? <think>\n"), model.encode("What is <think> for?")],
                                   Sampling(4, temperature=0))
     assert reply.text == "<think>\n" + model.tokenizer.decode(reply.token_ids) and not reply.finished
-    assert backbone.extract_code(reply.text + "\n```python\nclass ModelNew:\n    pass\n```") is None
+    assert extract_code(reply.text + "\n```python\nclass ModelNew:\n    pass\n```") is None
     assert not other.text.startswith("<think>")
     stop = types.SimpleNamespace(prompt=reply.prompt_ids, tokens=[5, model.stop_ids[0]], logprobs=[0.0, 0.0])
     assert model._completion(stop).text == model.tokenizer.decode([5])  # it ended: a model may answer without a thought
@@ -194,11 +265,9 @@ def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
         f"## Task\n{asked[1]['content']}\n## Skills\n 1. **fuse**  [scope=general]  [tags: a, b]\n    d\n"
         " 2. **tile**  [scope=general]\n    e\nCode {like} __init__ stays.")
     ours = prompts.PROMPTS["policy_system"]  # what the files lack stays ours
-    for shown, text in ((policy_messages(task, SKILLS), f"{FUSE}\n\n\n{TILE}"),
-                        (policy_messages(task, SKILLS, verifies=True), f"{FUSE}\n\n\n---\n\n{TILE}"),
-                        (policy_messages(task, SKILLS[:1], verifies=True), FUSE.replace("[a, b]", "['a', 'b']"))):
-        assert shown == [{"role": "system", "content": f"{ours}\n\n===\n{text}\n=="}, asked[1]]
-    for skills, text in ((SKILLS, f"{FUSE}\n\n\n{TILE}"), ((), prompts.PROMPTS["no_skills"])):
+    block = f"{ours}\n\n===\n{FUSE}\n\n\n{TILE}\n=="
+    assert policy_messages(task, SKILLS) == [{"role": "system", "content": block}, asked[1]]
+    for skills, text in ((SKILLS, f"{FUSE}\n\n\n{TILE}"), ((), "(none: this rollout was of the null scheme)")):
         system, user = summary_messages(task, skills, ("one", 1.0), ("two", 2.0))
         assert system["content"] == "At most 2." and user["content"] == (
             f"[SYSTEM]\n{ours}\n\n[USER]\n{asked[1]['content']}|{text}|1.00|one|two")
@@ -215,27 +284,40 @@ def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_p
     assert list(function["parameters"]["properties"]["new_skills"].items()) == list(new.items())
 
 
-@pytest.mark.parametrize("verdict, fields, kernels", [
+WRONG = {"status": "completed", "compiled": True, "correctness": False, "decoy_kernel": False,
+         "reference_runtime": -1.0, "kernel_runtime": -1.0, "speedup": 0.0, "metadata": {}, "error_message": "",
+         "error_code": "", "reward": 0.0,
+         "success": False, "score": 0.0, "profiling": None, "num_custom_kernel": 0, "num_total_kernels": 0,
+         "custom_kernel_cuda_time_in_profiling_us": 0, "total_kernel_run_time_in_profiling_us": 0.0}
+FAILED = {"reward": 0.0, "speedup": 0.0, "success": False, "correctness": False, "compiled": False}
+
+
+@pytest.mark.parametrize("verdict, state", [
     (Verdict(compiled=True, correct=True, speedup=2.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.5,
              profile=[KernelTime("k\u00e9", 0.5, True), KernelTime("mm", 0.25, False)]),
      {"status": "completed", "compiled": True, "correctness": True, "decoy_kernel": False, "reference_runtime": 1.0,
-      "kernel_runtime": 0.5, "speedup": 2.0, "error_message": None, "error_code": None, "reward": 1.75,
-      "success": True, "score": 1.75, "num_custom_kernel": 1, "num_total_kernels": 2,
-      "custom_kernel_cuda_time_in_profiling_us": 250.0, "total_kernel_run_time_in_profiling_us": 500.0},
-     [{"name": "k\u00e9", "cuda_time_us": 250.0}, {"name": "mm", "cuda_time_us": 125.0}]),
-    (Verdict(compiled=True, error="wrong", excerpt="  1> x"),
-     {"compiled": True, "correctness": False, "reference_runtime": -1.0, "speedup": 0.0, "reward": 0.0,
-      "error_message": "wrong\n  1> x", "error_code": "CORRECTNESS_ERROR"}, []),
-    (Verdict(rejected="a decoy"), {"decoy_kernel": True, "error_message": "a decoy", "reward": 0.0}, []),
-    (Verdict(error="no code"), {"compiled": False, "error_code": "COMPILATION_ERROR", "success": False}, [])])
-def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, fields, kernels):
+      "kernel_runtime": 0.5, "speedup": 2.0, "metadata": {"profiling": {
+          "kernels": [{"name": "k\u00e9", "cuda_time_us": 250.0}, {"name": "mm", "cuda_time_us": 125.0}],
+          "kernel_count": 2, "total_cuda_time_us": 500.0}},
+      "error_message": None, "error_code": None, "reward": 1.75, "success": True, "score": 1.75, "profiling": None,
+      "num_custom_kernel": 1, "num_total_kernels": 2, "custom_kernel_cuda_time_in_profiling_us": 250.0,
+      "total_kernel_run_time_in_profiling_us": 500.0}),
+    (Verdict(compiled=True, error="wrong"), WRONG | {"error_message": "wrong", "error_code": "CORRECTNESS_ERROR"}),
+    (Verdict(compiled=True, error="bad", excerpt="  1> x"),
+     WRONG | {"error_message": "bad\n  1> x", "error_code": "RUNTIME_ERROR"}),
+    (Verdict(compiled=True, rejected="a decoy"),
+     dict(list(WRONG.items())[:10]) | {"compiled": False, "decoy_kernel": True, "error_message": "a decoy",
+                                       "error_code": None, "reward": 0.0, "success": False,
+                                       "error": "Reward hacking: Decoy kernel detected", "score": 0.0}),
+    (Verdict(error="bad", excerpt="  1> x"),
+     {"status": "failed", "error_message": "bad\n  1> x"} | FAILED | {"error": "bad\n  1> x"}),
+    (Verdict(error="no code"), FAILED | {"error": "no code"})])
+def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, state):
+    """Keys, values and their order, as its reward_client.py gives them for these answers of its server."""
     answer = next_messages([], "r", verdict)[-1]["content"]
-    assert answer.startswith('Verdict {1}:\n{\n  "status"') and answer.endswith("\n}\nAgain.\n")
+    assert answer.startswith("Verdict {1}:\n{") and answer.endswith("\n}\nAgain.\n")
     text = answer.removeprefix("Verdict {1}:\n").removesuffix("\nAgain.\n")
-    state = json.loads(text)
     assert text == json.dumps(state, ensure_ascii=False, indent=2)
-    assert state.items() >= fields.items() and state["metadata"]["profiling"]["kernels"] == kernels
-    assert [key for key in state if key in fields] == list(fields) or not verdict.correct  # in this order
 
 
 def test_a_policy_prompt_of_ones_own_has_a_place_for_skills(release_prompts, tmp_path):

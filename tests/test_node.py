@@ -147,14 +147,14 @@ def sharded(out, **changes):
 
 def training_on_a_rank(folder):
     """The first four steps."""
-    saved, sft.SAVE_EVERY = sft.save, -1
+    saved, sft.SAVE_EVERY = sft.TrainStep.save, -1
 
-    def save(model, step, given, done, history):
-        if done == 4:
-            saved(model, step, given, done, history)
+    def save(step, path, state):
+        if state["step"] == 4:
+            saved(step, path, state)
             raise EOFError
 
-    sft.save = save
+    sft.TrainStep.save = save
     with contextlib.suppress(EOFError):
         sft.train(small_model(), encoded(33, np.random.default_rng(0)), 0, sharded(folder))
 
@@ -180,12 +180,12 @@ def run_on_a_rank(arguments):
     enter(setattr)
     credit, calls = reinforce.credit, []
 
-    def credit_or_die(run, episodes):
+    def credit_or_die(*given):
         calls.append(1)
         if len(calls) == 3 and ranks.rank() == 1:
             print(f"killed at {time.time()};", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        return credit(run, episodes)
+        return credit(*given)
 
     reinforce.credit = credit_or_die
     reinforce.finish_run = lambda run: None

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
+import advantages
 import policy
-import reinforce
 import selector
 import summarizer
 
 from conftest import configure
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
-from sandbox import Verdict
 
 # What a model of over a billion parameters is trained with, on a GPU. Paper's symbol or the release's variable: value.
 PAPER = {
@@ -21,11 +20,12 @@ PAPER = {
     "temperature": 1.0, "gamma": 1.0, "selection_weight": 0.3, "summary_weight": 0.5, "min_gain": 1.2,
     "prompt_tokens": 24576, "policy_tokens": 8192, "selection_tokens": 1024, "summary_tokens": 2048,
     "trials": 5, "eval_samples": 8, "min_std": 1e-3, "steps": 200,
-    "reward": "davinci", "baseline": "leave-one-out", "group": "turn", "loss_mean": "sum", "history": "all",
+    "reward": "davinci", "baseline": "leave-one-out", "loss_mean": "reply", "history": "all",
     "prs": True, "mrs": True, "cross_scheme": True, "mask_void": True, "skills": True,
     "bm25_only": False, "no_verify": False, "freeze_selection": False, "freeze_summary": False, "no_eval": False}
 CONSTANTS = [
-    (policy.SPEEDUP_CAP, 6.0), (reinforce.DUAL_CLIP, 3.0), (reinforce.DIVISOR_FLOOR, 0.05),
+    (policy.SPEEDUP_CAP, 6.0), (advantages.DUAL_CLIP, 3.0), (advantages.DIVISOR_FLOOR, 0.05),
+    (advantages.MRS_BAND, 1e-3), (advantages.MRS_LEAST, 1e-4),
     (summarizer.MOST_PROPOSALS, 2), (summarizer.MOST_CONTENT_TOKENS, 640),  # 512 and a quarter
     (selector.MOST_SKILLS, 3), (selector.TASK_CHARACTERS, 1000), (selector.CANDIDATES, 20)]
 
@@ -43,8 +43,7 @@ def test_constants(mine, papers):
 
 @pytest.mark.parametrize("coverage, probability", [(0.3, 0.0), (0.35, 0.5), (0.4, 1.0)])
 def test_profiling_based_rejection(coverage, probability):
-    assert reinforce.prs_probability(Verdict(correct=True, coverage=coverage)) == pytest.approx(probability)
-    assert reinforce.prs_probability(Verdict(correct=False, coverage=coverage)) == 1.0
+    assert advantages.prs_probability(coverage) == pytest.approx(probability)
 
 
 @pytest.mark.parametrize("tool, name, listed, fields", [

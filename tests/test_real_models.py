@@ -5,6 +5,7 @@ Random weights write nothing that compiles, so turns are rewarded by a die: what
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +27,27 @@ from command.process import UserError
 # Kind of template: transformers' name of the architecture that has it here.
 ARCHITECTURES = dict.fromkeys(TEMPLATES, "Qwen3") | {
     "release": "Qwen2", "llama2": "Llama", "mistral": "Mistral", "llama3": "Olmo2", "smol": "SmolLM3"}
+
+
+def test_a_chat_template_of_ones_own_is_learnt_and_stays_with_the_model(tokenizer, tmp_path, refusal):
+    """As the release does: Qwen3's own writes calls as JSON, the release's as parameters."""
+    made = template_tokenizer(tokenizer, "qwen3")
+    tiny_model("Qwen3", made, max_position_embeddings=4096).save_pretrained(tmp_path / "base")
+    made.chat_template = None  # as of some base models
+    made.save_pretrained(tmp_path / "base")
+    called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {
+        "name": "select_skills", "arguments": {"think": "t", "selected_skills": [{"name": "a", "reason": "it's"}]}}}]}
+    rows = {"messages": [*selection_messages(make_task(), []), called], "tools": [SELECT_TOOL]}
+    write_lines(tmp_path / "rows.jsonl", rows)
+    given = ["--model", tmp_path / "base", "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "o"]
+    given += ["--device", "cpu"]
+    assert "no chat template" in refusal(sft.main, *given)
+    given += ["--epochs", "1", "--chat-template", Path(__file__).with_name("templates") / "release.jinja"]
+    assert sft.main(list(map(str, given))) == 0
+    trained = Backbone.load(tmp_path / "o")
+    assert trained.tool_role == (True, True) and trained.tokenizer.decode(trained.stop_ids[-1:]) == "<|im_end|>"
+    text = trained.tokenizer.decode(trained.reply_ids(rows["messages"], SELECT_TOOL))
+    assert "<function=select_skills>" in text and '"it\'s"' in text
 
 
 @pytest.mark.parametrize("kind", [
@@ -59,7 +81,7 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     # One training step, in which each reply is trained on to the token.
     assert SkillLibrary.of_model(start).skills == skills  # the library stays with the model
     die, before = random.Random(0), Backbone.load(start)
-    monkeypatch.setitem(policy.REWARDS, "davinci", lambda verdict: die.random())
+    monkeypatch.setitem(policy.REWARDS, "davinci", policy.Reward(lambda verdict: die.random()))
     assert reinforce.main(f"--model {start} --tasks {tmp_path}/tasks --out {out} --device cpu --no-eval --steps 1 "
                           "--batch 1 --k 2 --n 2 --turns 2 --policy-tokens 40 --lr 1e-3 "
                           "--set trials=1 selection_tokens=20".split()) == 0

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-import policy
+import recipes
 from backbone import Sampling
 from conftest import FakeSandbox, Scripted, configure, kernel, make_task
-from policy import HISTORIES, rollout
-from reinforce import RECIPES
+from policy import HISTORIES, REWARDS, Reward, Trajectory, Turn, reward_turns, rollout
+from recipes import RECIPES
 from sandbox import Verdict
 from test_reinforce import records, world  # noqa: F401 (a fixture)
 
@@ -17,12 +17,12 @@ TABLE = {  # what is not as daVinci-kernel has it (tests/test_paper.py); all els
     "davinci": {},
     "drkernel": ALONE | {"reward": "drkernel", "k": 0, "n": 16, "turns": 3, "oversample": 1},  # PRS and MRS as daVinci
     "kevin": ALONE | {"reward": "kevin", "gamma": 0.4, "turns": 4, "k": 0, "n": 16, "temperature": 0.9, "prs": False,
-                      "mrs": False, "mask_void": False, "baseline": "group-norm", "group": "task", "loss_scale": 1.0,
+                      "mrs": False, "mask_void": False, "baseline": "group-norm", "loss_scale": 1.0,
                       "loss_mean": "token", "history": "condensed", "min_std": 0.0, "oversample": 1, "thinking": True},
     "cuda-agent": ALONE | {"reward": "cuda-agent", "prs": False, "mrs": False, "mask_void": False, "min_std": 0.0,
                            "oversample": 1}}
 LARGE = {"drkernel": {"prompt_tokens": 10240}}  # over a billion parameters
-REWARDS = {  # reward of: wrong; a decoy; correct at 0.5x and 1.052x with coverage 0; at 1.053x and 10x with coverage 1
+EARNED = {  # reward of: wrong; a decoy; correct at 0.5x and 1.052x with coverage 0; at 1.053x and 10x with coverage 1
     "davinci": [0.0, 0.0, 0.75, 1.026, 1.5265, 4.0], "drkernel": [0.0, 0.0, 0.75, 1.026, 1.5265, 2.5],
     "kevin": [0.0, 0.0, 0.8, 1.352, 1.353, 10.3], "cuda-agent": [-1.0, -1.0, 1.0, 1.0, 2.0, 2.0]}
 
@@ -40,8 +40,21 @@ def test_the_reward_of_a_recipe(recipe):
     correct = (0.5, 0.0), (1.052, 0.0), (1.053, 1.0), (10.0, 1.0)
     wrong = Verdict(compiled=True), Verdict(compiled=True, rejected="decoy", speedup=2.0, coverage=0.9)
     verdicts = [*wrong, *(Verdict(correct=True, speedup=s, coverage=c) for s, c in correct)]
-    reward = policy.REWARDS[TABLE[recipe].get("reward", "davinci")]
-    assert list(map(reward, verdicts)) == pytest.approx(REWARDS[recipe])
+    reward = REWARDS[TABLE[recipe].get("reward", "davinci")]
+    assert list(map(reward.of, verdicts)) == pytest.approx(EARNED[recipe])
+
+
+def test_the_third_milestone_is_a_win_over_torch_compile_asked_for_where_the_second_is_reached(monkeypatch):
+    right = [Verdict(correct=True, speedup=speedup) for speedup in (1.0, 2.0, 3.0, 4.0, 5.0)]
+    turns = [Turn(None, code, verdict) for code, verdict in zip("abcdef", [*right[:2], Verdict(), *right[2:]])]
+    compiled = [Verdict(correct=True, speedup=1.053), Verdict(correct=True, speedup=1.052), Verdict(speedup=2.0)]
+    compiled, asked = [*compiled, right[1]], []
+    monkeypatch.setattr(recipes, "compiled_sandbox", lambda device: device)
+    monkeypatch.setattr(recipes, "score_pairs", lambda sandbox, pairs: asked.extend(pairs) or compiled)
+    for device, rewards in (("cpu", [1, 2, -1, 2, 2, 2]), ("cuda:0", [1, 3, -1, 2, 2, 3])):
+        reward_turns([Trajectory(None, (), turns)], REWARDS["cuda-agent"], FakeSandbox(device), mask_void=False)
+        assert [turn.reward for turn in turns] == rewards
+    assert [code for _, code in asked] == ["b", "d", "e", "f"]  # without a GPU none is asked for
 
 
 @pytest.mark.parametrize("history, thoughts", [("all", [0, 1, 2]), ("condensed", [0, 0, 0])])
@@ -57,8 +70,8 @@ def test_kevin_drops_thoughts_and_keeps_plans_and_kernels(model, history, though
 
 
 def test_a_recipe_is_five_lines(world, monkeypatch, capsys):
-    """As README.md tells a forker: a reward, and a row by name; all else keeps davinci's values."""
-    monkeypatch.setitem(policy.REWARDS, "speed", lambda verdict: verdict.speedup if verdict.correct else 0.0)
+    """As recipes.py tells a forker: a reward, and a row by name; all else keeps davinci's values."""
+    monkeypatch.setitem(REWARDS, "speed", Reward(lambda verdict: verdict.speedup if verdict.correct else 0.0))
     monkeypatch.setitem(RECIPES, "mine", dict(reward="speed", gamma=0.5))
     out = world("run", "--recipe", "mine", "--steps", "1")
     assert "leaves out" not in capsys.readouterr().out

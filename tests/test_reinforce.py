@@ -12,7 +12,7 @@ from backbone import Backbone
 from conftest import (CONTENT, FakeSandbox, Scripted, entry, kernel, make_task, proposing, read_lines, selecting,
                       slow_policy_advantages)
 from policy import davinci_reward
-from reinforce import leave_one_out
+from advantages import leave_one_out
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
 
@@ -97,8 +97,8 @@ def weights(out):
 @pytest.mark.curves
 def test_training_steps(world, monkeypatch, capsys):
     """All three roles enter the loss; a skill is proposed, verified, flushed after the update, and selected later."""
-    sizes, credit = [], reinforce.credit  # sizes: of the library when the rows of the loss are made
-    monkeypatch.setattr(reinforce, "credit", lambda run, e: sizes.append(len(run.library)) or credit(run, e))
+    sizes, flush = [], reinforce.flush  # sizes: of the library after the update
+    monkeypatch.setattr(reinforce, "flush", lambda run, e: sizes.append(len(run.library)) or flush(run, e))
     out = world("run", "--steps", "6")
     lines = metrics(out)
     assert sizes == [m["library"] for m in lines[:-1]]

@@ -224,10 +224,11 @@ def test_the_page_on_other_frameworks_works_as_it_stands(borrowed):
     good = f"Plan: x.\n```python\n{HONEST}```"
     parts = [{"type": "text", "text": good}, {"type": "image"}]
     replies = [good, *([{"role": "assistant", "content": content}] for content in ("no code", good, parts, None)),
-               [{"role": "assistant", "tool_calls": []}]]
-    rewards = space["kernel_reward"](prompts=["p"] * 6, completions=replies, completion_ids=[[1]] * 6,
-                                     source=[TASK.source] * 6, trainer_state=None)
-    assert rewards[0] > 1.0 and rewards == [rewards[0], 0.0, rewards[0], rewards[0], 0.0, 0.0]
+               [{"role": "assistant", "tool_calls": []}],
+               [{"role": "assistant", "content": good}, {"role": "tool", "content": "no code"}]]
+    rewards = space["kernel_reward"](prompts=["p"] * 7, completions=replies, completion_ids=[[1]] * 7,
+                                     source=[TASK.source] * 7, trainer_state=None)
+    assert rewards[0] > 1.0 and rewards == [rewards[0], 0.0, rewards[0], rewards[0], 0.0, 0.0, rewards[0]]
     assert all(type(reward) is float for reward in rewards)
 
     environment = space["KernelEnvironment"]()

@@ -10,7 +10,8 @@ import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import Trajectory, Turn, best_window, normalised, ranked_parent, rollout, score_pairs
+from policy import Trajectory, Turn, best_window, rollout, score_pairs
+from recipes import normalised, ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
 from skills import Skill, SkillLibrary

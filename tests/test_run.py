@@ -152,7 +152,10 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
             ("cannot write", f"{model} --out {tmp_path}/file/out"), ("get_inputs", f"{model} --tasks {tmp_path}/bad"),
             ("no problem files", f"{model} --tasks {tmp_path}/empty"), ("nothing to resume", "--resume"),
             ("--batch 0", f"{model} --batch 0"), ("--set gamma=nan: choose", f"{model} --set gamma=nan"),
-            ("--stepz", "--stepz 3"), ("invalid", "--recipe alphazero"), ("choose from turn, task", "--set group=none"),
+            ("--stepz", "--stepz 3"), ("choose from davinci, ", "--recipe alphazero"),
+            ("choose from all, ", "--set history=none"),
+            ("--no-skills and --bm25-only contradict", "--no-skills --bm25-only"),
+            ("--no-skills and --bm25-only contradict", "--recipe kevin --bm25-only"),
             ("True, False", "--set prs=no"), ("not a number", "--set trials=few"), ("invalid", "--lr fast"),
             *([] if torch.cuda.is_available() else [("no GPU", "--device cuda")])):
         assert said in refusal(reinforce.main, "--out", tmp_path / "out", *options.split())

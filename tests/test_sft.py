@@ -16,7 +16,8 @@ from transformers import get_cosine_schedule_with_warmup
 from chat_templates import template_tokenizer
 from conftest import by_hand, learnt, write_lines
 import sft
-from backbone import Backbone, Chat, Completion, Sampling, extract_code
+from backbone import Backbone, Chat, Completion, Sampling
+from chat.calls import extract_code
 from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
@@ -144,6 +145,15 @@ def test_the_filter_down_samples_what_is_over_represented(capsys):
     assert "380 of 840 examples kept" in capsys.readouterr().out
 
 
+def test_examples_that_are_cut_off_entirely_are_left_out(capsys):
+    read, some = np.zeros(8, bool), np.arange(8) > 3
+    data = [(np.arange(8), read), (np.arange(8), some), (np.arange(2), read[:2])]
+    fitting = sft.fit(data, 5, True)
+    assert [len(ids) for ids, _ in fitting] == [5, 2] and fitting[0][1].tolist() == [False] * 4 + [True]
+    assert [len(ids) for ids, _ in sft.fit(data, 5, False)] == [2] and len(sft.fit(data, 8, True)) == 3
+    assert "3 examples, 2 longer than 5 tokens: 1 cut, 1 left out" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("epochs, sequences", [(2.5, 16), (2.5, 0)])
 def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequences):
     """A batch is so many sequences, in several parts of sorted lengths; or one part, as large as fits."""
@@ -219,8 +229,6 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
 # ---- the paper's data layout, and a run's own rollouts
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Plan: x."}]
-CALLED = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [
-    {"function": {"name": "select_skills", "arguments": {"think": "t", "selected_skills": []}}}]}]
 
 
 def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
@@ -230,8 +238,7 @@ def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
             {"messages": TALK + TALK, "enable_thinking": True}]
     bad = {"not json": "JSONDecodeError", json.dumps({"prompt": "x"}): "KeyError: 'messages'", "[1]": "TypeError",
            json.dumps({"messages": TALK[:1]}): "UserError: no message of the assistant's",
-           json.dumps({"messages": [TALK[0], TALK[1] | {"content": " "}]}): "UserError: the reply is empty",
-           json.dumps({"messages": CALLED}): "UserError: the reply is empty"}  # this template does not write calls
+           json.dumps({"messages": [TALK[0], TALK[1] | {"content": " "}]}): "UserError: the reply is empty"}
     path = tmp_path / "rows.jsonl"
     write_lines(path, *(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad)
     data = read_chats(path, chat)
@@ -296,7 +303,8 @@ TINY = Path(sft.__file__).parent / "checkpoints" / "tiny"
 @pytest.mark.parametrize("arguments, message", [
     (["--out", "x", "--model", "checkpoints/none"], "no such model folder"),
     ([], "--out is required"),
-    (["--out", "OUT", "--data", "none.jsonl"], "--data, --from-rollouts and several GPUs need --model"),
+    (["--out", "OUT", "--data", "none.jsonl"], "--chat-template and several GPUs need --model"),
+    (["--out", "OUT", "--model", TINY, "--chat-template", "none.jinja"], "none.jinja: cannot be read"),
     (["--out", "OUT", "--model", TINY, "--data", "none.jsonl"], "none.jsonl: cannot be read"),
     (["--out", "OUT", "--model", TINY, "--from-rollouts", "runs/x"], "runs/x/config.json: cannot be read"),
     (["--out", "done"], "done holds a training"),

@@ -72,6 +72,13 @@ def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order()
     assert [s.name for s in recall(library, "softmax")] == ["s30"] + [f"s{i}" for i in range(6, 25)]
 
 
+@pytest.mark.parametrize("told", ["layernorm", "layer_norm", "LayerNorm", "layer norm"])
+@pytest.mark.parametrize("asked", ["F.layer_norm(x)", "nn.LayerNorm(8)"])
+def test_spellings_of_an_operator_find_each_other(told, asked):
+    library = SkillLibrary([Skill(f"s{i}", told if i == 1 else "d", "general", ("t",), "c") for i in range(4)])
+    assert [skill.name for skill in recall(library, asked)] == ["s1"]
+
+
 def test_recall_finds_by_meaningful_words_and_drops_the_rest():
     library = SkillLibrary(LIBRARY)
     assert recall(library, "x = torch.Softmax(x)")[0].name == "row-softmax"

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import itertools
+import json
 import math
 import os
 import signal
@@ -17,12 +18,11 @@ import tasks
 from conftest import configure, make_task
 from synthetic.generator import synthesize, training_tasks
 from command import files
-from command.files import ROOT, found
+from command.files import ROOT, find_path
 from command.options import complete, option, parse, setting
 from command.process import UserError, run_command
-from run import task_stream
 from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
-                   kernelbench_tasks, load_task, operators, scale_batch, unfit)
+                   kernelbench_tasks, load_task, operators, scale_batch, task_stream, unfit)
 
 PROBLEM = """
 import torch
@@ -89,6 +89,8 @@ def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, st
 class Some:
     """Options of no program."""
 
+    GROUPS = {}
+
     top_p: object = option(0.5, "a share", most=1)
     size: int = option((1, 2, 3), "a size", above_0=True)
     name: str = option("a", "a name", choices=("a", "b"))
@@ -125,10 +127,10 @@ def test_what_cannot_work_is_told_at_once(before, told):
 
 def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [task.name for task in folder_tasks("problems/level1")][:2] and found("no/such") == Path("no/such")
-    assert found("checkpoints/tiny") == ROOT / "checkpoints/tiny"
+    assert [task.name for task in folder_tasks("problems/level1")][:2] and find_path("no/such") == Path("no/such")
+    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny"
     (tmp_path / "checkpoints/tiny").mkdir(parents=True)
-    assert found("checkpoints/tiny") == Path("checkpoints/tiny")
+    assert find_path("checkpoints/tiny") == Path("checkpoints/tiny")
 
 
 def test_a_problem_that_is_too_large_for_the_interpreter_is_told_with_its_size():
@@ -214,8 +216,12 @@ def test_the_training_stream_keeps_clear_of_the_evaluation():
 
 @pytest.mark.parametrize("forward, reason", [
     ("return x * torch.rand(1)", "not deterministic"), ("return x * 0", "constant output"),
-    ("return torch.log(x - x)", "does not return one finite tensor"),
-    ("return self", "does not return one finite tensor"), ("return x @ x", "does not run: RuntimeError")])
+    ("return torch.log(x - x)", "does not return finite tensors"),
+    ("return x, x / 0", "does not return finite tensors"),
+    ("return self", "does not return finite tensors"), ("return x, None", "does not return finite tensors"),
+    ("return ()", "does not return finite tensors"), ("return x * 0, (x * 0,)", "constant output"),
+    ("return x + 1, torch.rand(2)", "not deterministic"), ("return x * 2, [x.amax(1), (x > 0, x * 0)]", None),
+    ("return x @ x", "does not run: RuntimeError")])
 def test_unfit_problems_are_refused_with_their_reason(forward, reason):
     assert unfit(task(PROBLEM.replace(FORWARD, forward)), frozenset()) == reason
 
@@ -250,16 +256,20 @@ def row(source=PROBLEM, entry="Model", kind="cuda_llm", **info):
 
 OTHER = PROBLEM.replace("Model", "Net").replace("super()", "super(Net, self)") + "Model = 3\n"
 KERNELBOOK = PROBLEM.replace("return [scale]", "return [[], {'scale': 2.0}]")
-ROWS = [row(uuid="a"), row(OTHER, "Net", uuid="b"), row("def f(:"), row("x = 3"), row(KERNELBOOK, ops=["relu"])]
+LAYER_NORM = PROBLEM.replace("Model", "LayerNorm").replace("self.act = ", "self.norm = nn.LayerNorm(4); self.act = ")
+AS_JSON = {name: json.dumps(value) for name, value in row(LAYER_NORM, "LayerNorm").items() if name != "data_source"}
+ROWS = [row(uuid="a"), row(OTHER, "Net", uuid="b"), row("def f(:"), row("x = 3"), row(KERNELBOOK, ops=["relu"]),
+        row(None), AS_JSON | {"data_source": "x"}]
 
 
 def test_rows_of_the_papers_rl_data_are_problems(monkeypatch, capsys):
     monkeypatch.setattr(tasks, "read_parquet", lambda path, columns: ROWS)
-    first, other, third = tasks.listed_tasks("rl.parquet")
-    assert [first.name, other.name, third.name] == ["rl/a", "rl/b", "rl/4"] and first.source == PROBLEM
+    first, other, third, norm = tasks.listed_tasks("rl.parquet")
+    assert [t.name for t in (first, other, third, norm)] == ["rl/a", "rl/b", "rl/4", "rl/6"] and first.source == PROBLEM
+    assert "nn.LayerNorm(4)" in norm.source and "class Model(nn.Module)" in norm.source
     assert "super(Model, self)" in other.source and "Net" not in other.source and "OtherModel = 3" in other.source
-    assert [unfit(t, frozenset()) for t in (first, other, third)] == [None] * 3
-    assert "3 problems; left out: {'not valid Python': 1, 'does not define Model, get_inputs, get_init_inputs': 1}" in (
+    assert [unfit(t, frozenset()) for t in (first, other, third, norm)] == [None] * 4
+    assert "4 problems; left out: {'not valid Python': 1, 'does not define Model, get_inputs, get_init_inputs': 2}" in (
         capsys.readouterr().out)
     for rows, message in (([*ROWS, row(kind="kernelbench_level2_validation")], "for evaluation only"),
                           (ROWS[2:3], "no problems there")):
@@ -275,7 +285,7 @@ def test_parquet_is_read_or_what_is_needed_is_told(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="rl.parquet: reading parquet needs a reader: pip install pyarrow"):
             tasks.listed_tasks(path)
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS[:-1]), path)
     assert len(tasks.listed_tasks(path)) == 3
 
 

@@ -201,12 +201,26 @@ def test_a_step_is_adamw_on_the_mean_of_the_sequences_mean_losses():
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
+def test_gradients_that_are_not_finite_are_skipped(monkeypatch, pretrained):
+    model, parts = small_model(), [sft.collate(encoded(5, np.random.default_rng(0)), 0)]
+    step = sft.TrainStep(model, pretrained)
+    step(parts, 1e-2)
+    before = [p.clone() for p in model.parameters()]
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "_weights", lambda parts: [torch.full((5,), torch.nan)])
+        assert step(parts, 1e-2).isnan()
+    assert same([before], [list(model.parameters())])
+    assert step(parts, 1e-2).isfinite() and not same([before], [list(model.parameters())])
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
 def test_a_step_never_holds_all_logits(monkeypatch, pretrained):
     """60 tokens of a vocabulary of 5,000, seven at a time: the largest tensor is the head's weight. Same gradients."""
     data = encoded(5, np.random.default_rng(0))
     found = []
     monkeypatch.setattr(fast.train_step.ranks, "clip_gradients",
-                        lambda optimizer, parameters, largest: found.append([p.grad.clone() for p in parameters]))
+                        lambda optimizer, parameters, largest: (found.append([p.grad.clone() for p in parameters]),
+                                                                torch.ones(()))[1])
     for tokens, largest in ((7, 5000 * 32), (10**6, 5000 * 60)):
         monkeypatch.setattr(fast.rescore, "CHUNK", tokens * 5000)
         model = small_model(vocabulary=5000)

@@ -1,0 +1,303 @@
+"""From rewards to advantages and to the loss: the paper's formulas, then the rows that a training step is made of.
+
+The first part is functions of plain numbers and tensors, each with its formula and an example that a test runs:
+
+    returns_to_go        G_t = r_t + gamma G_{t+1}
+    leave_one_out        A_i = G_i - mean of the other G_j                       paper: TRLOO
+    policy_advantages    leave-one-out within each turn of a task                paper: turn-level REINFORCE
+    cross_scheme         A <- A / mean |A| of the task                           paper: cross-scheme advantages
+    prs_probability      of keeping a correct turn, by its coverage              paper: profiling-based rejection (PRS)
+    mismatched           do sampler and trainer disagree on a reply?             paper: mismatch rejection (MRS)
+    clipped_loss         - rho A, with rho clipped                               REINFORCE with PPO's clipped ratio
+
+The second part, `credit`, applies them to what a step has done and returns the rows of its loss.
+
+Why leave-one-out, and not GRPO's mean: a baseline that holds the sample itself shrinks the gradient by (m - 1) / m, so
+small groups would weigh less. There is no critic and no KL term.
+
+Symbols: i is a rollout and t its turn; r reward, G return, A advantage. A group has m members, a turn n tokens, a
+micro-batch M tokens. rho is the trainer's probability of a token divided by the sampler's.
+"""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+DUAL_CLIP = 3.0  # dual clip: for A < 0 a token's loss is at most 3 |A|, however large its ratio has become
+DIVISOR_FLOOR = 0.05  # of cross-scheme advantages: a measured speedup scatters by a few percent, which is no signal
+MRS_BAND = 1e-3  # a rollout's geometric mean of rho may be this far from 1
+MRS_LEAST = 1e-4  # the least rho that a token may have
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Returns and baselines
+
+
+def returns_to_go(rewards, gamma) -> list[float]:
+    """G_t = r_t + gamma * G_{t+1}: a turn is credited with what it led to.
+
+    >>> returns_to_go([1.0, 0.0, 2.0], gamma=0.5)
+    [1.5, 1.0, 2.0]
+    """
+    returns = []
+    for reward in reversed(rewards):
+        returns.insert(0, reward + gamma * (returns[0] if returns else 0.0))
+    return returns
+
+
+def leave_one_out(returns) -> list[float]:
+    """A_i = G_i - sum_{j != i} G_j / (m - 1) of a group of m returns (paper: TRLOO).
+
+    A group of one has nothing to be compared with, and keeps A = G: a task's only rollout still learns from a success.
+
+    >>> leave_one_out([1, 0, 0])
+    [1.0, -0.5, -0.5]
+    >>> leave_one_out([2.5])
+    [2.5]
+    """
+    total, others = sum(returns), len(returns) - 1
+    if others == 0:
+        return [float(returns[0])]
+    return [without_rounding(g - (total - g) / others) for g in returns]
+
+
+def group_mean(returns) -> list[float]:
+    """A_i = G_i - mean(G): the sample itself is in the baseline (an ablation).
+
+    >>> group_mean([3, 0, 0])
+    [2.0, -1.0, -1.0]
+    """
+    return [without_rounding(g - sum(returns) / len(returns)) for g in returns]
+
+
+def without_rounding(advantage) -> float:
+    """Exactly 0 where equal returns differ by a rounding error: such a reply needs no gradient."""
+    return float(advantage) if abs(advantage) > 1e-9 else 0.0
+
+
+def same_turn(turn) -> int:
+    """Turns of the same number are a group (paper: turn level)."""
+    return turn
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a return is compared with. recipes.py enters another one."""
+
+    subtract: Callable  # the returns of a group -> their advantages
+    group: Callable = same_turn  # the number of a turn -> its group among the turns of a task
+
+
+BASELINES = {"leave-one-out": Baseline(leave_one_out), "group-mean": Baseline(group_mean)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Advantages of the Policy
+
+
+def policy_advantages(returns, members, baseline=BASELINES["leave-one-out"]) -> list[list]:
+    """TRLOO: turn t of a rollout is compared with turn t of all rollouts of the same task, whatever their scheme.
+
+    returns[i][t], members[i][t]: of turn t of rollout i; rollouts may have different lengths. Returns A_it in the same
+    shape. A turn that is no member (a void turn) gets None.
+
+    >>> policy_advantages([[4, 2], [1, 0], [1]], [[True, True], [True, True], [True]])
+    [[3.0, 2.0], [-1.5, -2.0], [-1.5]]
+    """
+    advantages = [[None] * len(row) for row in returns]
+    groups = {}  # name of a group -> places (i, t) of its members
+    for i, row in enumerate(members):
+        for t, member in enumerate(row):
+            if member:
+                groups.setdefault(baseline.group(t), []).append((i, t))
+    for places in groups.values():
+        for (i, t), advantage in zip(places, baseline.subtract([returns[i][t] for i, t in places])):
+            advantages[i][t] = advantage
+    return advantages
+
+
+def cross_scheme(advantages, tokens) -> list[list]:
+    """A_it <- A_it / max(sum_it n_it |A_it| / sum_it n_it, 0.05) (paper: cross-scheme advantages).
+
+    One divisor for the turns of all schemes of a task. tokens[i][t]: n_it, the tokens that the loss will see; 0 where a
+    filter masks the turn. Without the floor, timing noise would become full advantages.
+
+    >>> cross_scheme([[3.0], [-1.0], [None]], [[10], [10], [10]])
+    [[1.5], [-0.5], [None]]
+    """
+    total = 0
+    weighted = 0.0
+    for t in range(max(map(len, advantages), default=0)):  # turn by turn
+        for row, counts in zip(advantages, tokens):
+            if t < len(row) and row[t] is not None:
+                total += counts[t]
+                weighted += counts[t] * abs(row[t])
+    if not total:
+        return advantages
+    divisor = max(weighted / total, DIVISOR_FLOOR)
+    scaled = []
+    for row in advantages:
+        scaled.append([None if a is None else a / divisor for a in row])
+    return scaled
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Filters
+
+
+def varies(rewards, min_std) -> bool:
+    """Can a group teach? It is one reward alone, or sqrt(sum_i (r_i - mean(r))^2 / (m - 1)) >= min_std of its m.
+
+    >>> varies([1.0, 1.0], 1e-3), varies([1.0, 0.0], 1e-3)
+    (False, True)
+    """
+    return len(rewards) < 2 or statistics.stdev(rewards) >= min_std
+
+
+def prs_probability(coverage) -> float:
+    """p = clip((coverage - 0.3) / 0.1, 0, 1): a correct turn is kept with this probability (PRS).
+
+    A correct turn whose kernels do little of the work would teach laziness. Incorrect turns are always kept.
+
+    >>> [round(prs_probability(coverage), 3) for coverage in (0.3, 0.35, 0.9)]
+    [0.0, 0.5, 1.0]
+    """
+    return min(max((coverage - 0.3) / 0.1, 0.0), 1.0)
+
+
+def mismatched(drifts) -> list[bool]:
+    """For each reply of one rollout: do sampler and trainer disagree on it (MRS)?
+
+    drifts: for each reply a tensor (n,) of log rho, the trainer's log-probabilities minus the sampler's.
+
+        g = exp(mean of log rho over all tokens of the rollout)
+        all replies are mismatched unless 0.999 <= g <= 1.001, and one alone where its least rho is under 1e-4
+
+    A Selection's or Summary's reply is a rollout of its own.
+
+    >>> mismatched([torch.zeros(3), torch.tensor([-9.5, 9.5])])
+    [False, True]
+    """
+    g = torch.cat(drifts).mean().exp().item()
+    # Written with `not`, so that a nan counts as a mismatch, too.
+    return [not (abs(g - 1.0) <= MRS_BAND and drift.min().item() >= math.log(MRS_LEAST)) for drift in drifts]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loss
+
+
+def clipped_loss(new, old, advantage, low, high):
+    """REINFORCE with PPO's clipped ratio and a dual clip, summed over tokens. Returns a scalar.
+
+        rho_n = exp(new_n - old_n),  l_n = -min(rho_n A_n, clip(rho_n, 1 - low, 1 + high) A_n)
+        where A_n < 0: l_n <- min(l_n, -3 A_n)
+
+    new (trainer's log-probabilities, with gradients), old (sampler's), advantage: (M,). A step makes one update, so
+    rho is 1 up to rounding and the gradient is that of -A log pi(reply); the clip only guards.
+
+    >>> clipped_loss(torch.tensor([0.5]), torch.zeros(1), torch.tensor([2.0]), low=0.2, high=0.28)  # rho = 1.65
+    tensor(-2.5600)
+    """
+    ratio = (new - old).exp()  # (M,)
+    loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)  # (M,)
+    return torch.where(advantage < 0, loss.minimum(-DUAL_CLIP * advantage), loss).sum()
+
+
+# Name -> function of the loss's rows -> R, which divides the sum over their tokens. "reply": the loss is a mean over
+# replies, each of them a sum over its tokens. recipes.py enters another one.
+LOSS_MEANS = {"reply": len}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Credit: the formulas above, applied to the episodes of a step (reinforce.Episode)
+
+
+@dataclass
+class Row:
+    """One reply in the loss."""
+
+    role: str  # "policy", "selection" or "summary"
+    completion: object  # a Completion: prompt, tokens and the sampler's log-probabilities
+    advantage: float  # A, times the weight of the role
+    masked: str | None = None  # why it has no loss although it counts in the mean: "prs", or "mrs" (found by update)
+
+
+def credit(episodes, options, generator) -> list[list[Row]]:
+    """Fill in every advantage and return the rows of the loss, those of one rollout together.
+
+    A row that PRS masks stays in its group's baseline and in the mean over rows; a void turn is in neither. A task
+    whose rewards do not vary gives no Policy rows; its Selection and Summary rows depend on their own groups.
+    """
+    groups = []
+    kept_tasks = 0
+    for episode in episodes:
+        # Last turns alone are compared. So a task that every rollout solves and then breaks in a void last turn (its
+        # reward is 0) is not trained on.
+        last_rewards = [trajectory.turns[-1].reward for trajectory in episode.trajectories]
+        kept = kept_tasks < options.batch and varies(last_rewards, options.min_std)
+        if kept:
+            kept_tasks += 1
+        mask_turns(episode.trajectories, kept, options.prs, generator)
+        groups += policy_rows(episode.trajectories, options)
+        answered = [selection for selection in episode.selections if selection.completion]
+        groups += answer_rows("selection", answered, options.selection_weight, options.freeze_selection, options)
+        groups += answer_rows("summary", episode.summaries, options.summary_weight, options.freeze_summary, options)
+    return groups
+
+
+def mask_turns(trajectories, kept, prs, generator):
+    """Note on every turn why it has no loss. kept: is the task trained on? Void turns have been noted with the rewards.
+    """
+    turns = []
+    for trajectory in trajectories:
+        turns += trajectory.turns
+    # One draw for each turn, needed or not, so that no option shifts the generator, and all ranks agree.
+    draws = torch.rand(len(turns), generator=generator, device=generator.device).tolist()
+    for turn, draw in zip(turns, draws):
+        rejected = prs and turn.verdict.correct and draw >= prs_probability(turn.verdict.coverage or 0.0)
+        if not turn.masked and not kept:
+            turn.masked = "group"
+        elif not turn.masked and rejected:
+            turn.masked = "prs"
+
+
+def policy_rows(trajectories, options) -> list[list[Row]]:
+    """Fill in the advantages of one task's turns. Returns their rows, a list for each rollout that has any."""
+    returns, members, tokens, groups = [], [], [], []
+    for trajectory in trajectories:
+        returns.append(returns_to_go([turn.reward for turn in trajectory.turns], options.gamma))
+        members.append([turn.masked != "void" for turn in trajectory.turns])
+        tokens.append([0 if turn.masked else len(turn.completion.token_ids) for turn in trajectory.turns])
+    advantages = policy_advantages(returns, members, BASELINES[options.baseline])
+    if options.cross_scheme:
+        advantages = cross_scheme(advantages, tokens)
+    for trajectory, values in zip(trajectories, advantages):
+        rows = []
+        for turn, advantage in zip(trajectory.turns, values):
+            turn.advantage = advantage
+            # no row: a prompt that was too long to be answered, a void turn, a task that is not trained on
+            if turn.completion.token_ids and turn.masked not in ("void", "group"):
+                rows.append(Row("policy", turn.completion, advantage, turn.masked))
+        if rows:
+            groups.append(rows)
+    return groups
+
+
+def answer_rows(role, answers, weight, frozen, options) -> list[list[Row]]:
+    """Fill in the advantages of one task's answers of Selection or Summary. Returns their rows, each in a list.
+
+    frozen (ablation): the role is not trained, so that there are no rows.
+    """
+    if not answers:
+        return []
+    returns = [answer.reward for answer in answers]
+    varied = varies(returns, options.min_std)
+    groups = []
+    for answer, advantage in zip(answers, BASELINES[options.baseline].subtract(returns)):
+        answer.advantage = advantage if varied else 0.0
+        if not frozen:
+            groups.append([Row(role, answer.completion, weight * answer.advantage)])
+    return groups

@@ -1,0 +1,227 @@
+"""A benchmark of a served model ends with a result or with one line, however the server misbehaves."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from transformers.utils.import_utils import is_serve_available
+
+import bench
+from backbone import Sampling
+from chat import server
+from chat.server import Messages, Server
+from command.files import ROOT
+from command.process import UserError
+from conftest import FakeSandbox, kernel
+
+GOOD = {"choices": [{"message": {"content": kernel(1.5)}, "finish_reason": "stop"}], "usage": {"completion_tokens": 7}}
+
+
+def saying(**choice) -> dict:
+    return {"choices": [{"message": {"content": kernel(1.5)}, "finish_reason": "stop"} | choice]}
+
+
+class Stub(BaseHTTPRequestHandler):
+    """A server of the protocol. `script` says what becomes of each request for a reply; its last entry repeats.
+
+    An entry is a status, an answer, or something that goes wrong, by name; or a function of the request gives it.
+    """
+
+    script, asked, models = [], [], {"data": [{"id": "M"}]}
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, text):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self):
+        self.act(self.models)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((body, self.headers["Authorization"]))
+        entry = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        self.act(entry(body) if callable(entry) else entry)
+
+    def act(self, what):
+        if what == "drop":
+            self.connection.close()
+        elif what == "cut off":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"choices"')
+            self.connection.close()
+        elif what == "hang":
+            time.sleep(1.5)
+        elif isinstance(what, int):
+            self.answer(what, "why not\nin two lines")
+        else:
+            self.answer(200, what if isinstance(what, str) else json.dumps(what))
+
+
+@pytest.fixture
+def url(monkeypatch):
+    monkeypatch.setattr(server, "PAUSES", (0.01, 0.02))
+    for name, value in (("asked", []), ("script", [GOOD]), ("models", Stub.models)):
+        monkeypatch.setattr(Stub, name, value)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as stub:
+        threading.Thread(target=stub.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{stub.server_address[1]}"
+        stub.shutdown()
+
+
+def replies(model, count):
+    return model.sample([Messages([{"role": "user", "content": f"p{i}"}]) for i in range(count)], Sampling(50))
+
+
+PASSING = [500, 429, 503, 502, "drop", "cut off", "{no json", "[]", "null", {"choices": []}, {"choices": None},
+           {"error": {"message": "overloaded"}}, {"choices": [{}]}, saying(message={"content": 5}),
+           {"choices": [None]}, saying(message={"content": [{"type": "image_url"}]})]
+
+
+@pytest.mark.parametrize("failure", PASSING, ids=str)
+def test_what_fails_is_asked_again_and_then_fails_alone(url, failure, capsys):
+    model = Server(url)
+    Stub.script = [failure, failure, GOOD]
+    [reply] = replies(model, 1)
+    assert (reply.text, len(reply.token_ids), reply.finished) == (kernel(1.5), 7, True) and len(Stub.asked) == 3
+    Stub.script = [failure, failure, failure, GOOD]
+    [lost] = replies(model, 1)  # the server still lists its model, so the run goes on
+    assert (lost.text, lost.token_ids, lost.finished) == ("", [], False) and len(Stub.asked) == 6
+    assert model.statistics()["replies"] == 1 and sum(model.statistics()["without_reply"].values()) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "gives no reply to a prompt" in err
+    assert [body["seed"] for body, _ in Stub.asked[:3]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("answer, text, tokens, finished", [
+    (saying(message={"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "bcd"}]}), "abcd", 1, True),
+    (saying(message={"content": None}, finish_reason="length"), "", 0, False),
+    (saying(message={}), "", 0, True), (saying() | {"usage": None}, kernel(1.5), len(kernel(1.5)) // 4, True),
+    (saying(finish_reason=None) | {"usage": {"completion_tokens": None}}, kernel(1.5), len(kernel(1.5)) // 4, True)])
+def test_answers_in_other_layouts_are_read(url, answer, text, tokens, finished):
+    Stub.script = [answer]
+    [reply] = replies(Server(url), 1)
+    assert (reply.text, len(reply.token_ids), reply.finished) == (text, tokens, finished) and len(Stub.asked) == 1
+
+
+def test_a_refused_prompt_and_a_reply_that_takes_too_long_are_asked_once(url, capsys):
+    model = Server(url)
+    model.timeout = 0.5
+    Stub.script = [GOOD, 400, 413, 422, "hang", GOOD]
+    for reply in (True, False, False, False, False, True):
+        assert bool(replies(model, 1)[0].text) == reply
+    assert len(Stub.asked) == 6
+    err = capsys.readouterr().err
+    assert err.count("\n") == 4 and "TimeoutError" in err
+    assert "HTTP Error 400: Bad Request why not in two lines\n" in err
+
+
+def test_a_server_that_answers_no_prompt_ends_with_one_line(url):
+    model = Server(url)
+    Stub.script = [400]
+    with pytest.raises(UserError, match=r"it answered no prompt: HTTPError: HTTP Error 400: .*--max-prompt-tokens"):
+        replies(model, 3)
+    Stub.script = [GOOD]
+    assert all(reply.text for reply in replies(model, 3))
+    Stub.script = [400]
+    assert not any(reply.text for reply in replies(model, 3))  # after that, such prompts fail alone
+    Stub.script = [401]
+    with pytest.raises(UserError, match="model M: HTTPError: HTTP Error 401: .*key is read from OPENAI_API_KEY"):
+        replies(model, 1)
+    Stub.script, Stub.models = [500], 500
+    with pytest.raises(UserError, match="models: HTTPError: HTTP Error 500"):  # it has gone
+        replies(model, 3)
+
+
+@pytest.mark.parametrize("listed, message", [
+    (401, "401: Unauthorized .*OPENAI_API_KEY"), (500, "500"), ("drop", "RemoteDisconnected|reset"), ("{", "JSON"),
+    ("[]", "AttributeError"), ({}, "lists no model"), ({"data": None}, "lists no model"), ({"data": [{}]}, "no model"),
+    ({"data": [5]}, "AttributeError")], ids=str)
+def test_a_server_that_lists_no_model_is_refused_in_one_line(url, listed, message):
+    Stub.models = listed
+    with pytest.raises(UserError, match=message) as caught:
+        Server(url)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError):
+        Server("not a url")
+
+
+def test_the_usual_environment_variable_gives_the_key(url, monkeypatch):
+    for key, sent in (("", None), ("sk-1\n", "Bearer sk-1")):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        replies(Server(url), 1)
+        assert Stub.asked[-1][1] == sent
+
+
+def test_a_benchmark_keeps_what_was_judged_and_says_how_long_the_server_took(url, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
+    given = ["--device", "cpu", "--level", "1", "--ids", "1,3", "--samples", "2", "--turns", "2", "--server", url,
+             "--batch", "2", "--out", str(tmp_path)]
+    Stub.script = [lambda body: {1: 500, 3: 400}.get(body["seed"] % 4, GOOD)]  # a reply in each wave, and a failure
+    assert bench.main(given) == 0
+    out, _ = capsys.readouterr()
+    samples = bench.read_results(tmp_path / "results.jsonl").values()
+    correct = [turn.verdict.correct for sample in samples for turn in sample.turns]
+    assert sorted(correct) == [False] * 4 + [True] * 4
+    assert len(Stub.asked) == 4 + 2 * 3 + 2  # a refused prompt is not asked again
+    served = json.loads((tmp_path / "summary.json").read_text())["server"]
+    assert served["replies"] == 4 and sorted(served["without_reply"].values()) == [2, 2]
+    assert f"{url}: {json.dumps(served)}" in out
+    assert bench.main(given) == 0 and len(Stub.asked) == 12  # nothing is left to ask
+    assert '"replies": 0' in capsys.readouterr().out
+
+
+def test_an_interrupt_does_not_wait_for_pauses(url, monkeypatch):
+    monkeypatch.setattr(server, "PAUSES", (60,))
+    model, began = Server(url), time.monotonic()
+    Stub.script = [lambda body: 401 if body["seed"] == 3 else 500]
+    with pytest.raises(UserError, match="401"):
+        replies(model, 4)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+def test_transformers_serve_is_walked(tmp_path, monkeypatch, capsys):
+    """A real server, and what it does with a name that it does not know and with its own death."""
+    if not is_serve_available():
+        pytest.skip("transformers serve needs fastapi, uvicorn and openai")
+    monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
+    monkeypatch.setattr(server, "PAUSES", (0.1,))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model = str(ROOT / "checkpoints/tiny")
+    command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", model,
+               "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as serving:
+        try:
+            listening = False
+            while not listening:
+                assert serving.poll() is None, "it could not start"
+                time.sleep(0.5)
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    listening = True
+            url = f"http://127.0.0.1:{port}"
+            given = ["--device", "cpu", "--level", "1", "--ids", "1", "--samples", "2", "--turns", "2", "--server", url,
+                     "--max-new-tokens", "40", "--out", str(tmp_path / "o")]
+            assert bench.main([*given, "--served-model", model]) == 0
+            assert '"replies": 4' in capsys.readouterr().out
+            samples = bench.read_results(tmp_path / "o/results.jsonl").values()
+            assert [turn.tokens > 0 and turn.reply != "" for s in samples for turn in s.turns] == [True] * 4
+            with pytest.raises(UserError, match="no/such|answered no prompt"):
+                bench.main([*given[:-1], str(tmp_path / "other"), "--served-model", "no/such"])
+        finally:
+            serving.terminate()
+    with pytest.raises(UserError, match="refused"):
+        Server(url)

@@ -82,7 +82,7 @@ JSON_FIELDS = ("compiled correct speedup coverage clock reference_ms candidate_m
 
 def has_gpu() -> bool:
     """Is there a GPU that PyTorch can use? Without one torch, whose import takes a second, is not needed here."""
-    if not Path("/dev/nvidiactl").exists():
+    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):  # the latter in WSL
         return False
     import torch
     return torch.cuda.is_available()

@@ -234,6 +234,12 @@ def test_command_line(files, box):
     fails(box, TASK, Path("near.py").read_text(), "wrong values")  # with the default tolerance
 
 
+def test_check_makes_a_status_of_the_verdict(files, capsys):
+    near = ["task.py", "near.py", "--device", "cpu", "--trials", "1", "--timeout", "50", "--check"]
+    assert sandbox_module.main(near) == 1 and "wrong values" in capsys.readouterr().out
+    assert sandbox_module.main([*near, "--tolerance", "1e-2"]) == 0
+
+
 def test_a_file_that_is_no_text_gets_a_verdict(files, capsys):
     assert sandbox_module.main(["task.py", "latin.py", "--device", "cpu"]) == 0
     assert "not UTF-8" in capsys.readouterr().out

@@ -101,6 +101,22 @@ SOURCES = {
     "what inductor writes": INDUCTOR,
     "a helper that is not launched and names something missing": doubling(head=(
         "@triton.jit\ndef first_idea(x):\n    tl.store(x, not_written_yet(tl.load(x)))\n\n")),
+    "a hook of each configuration": doubling(
+        (JIT, f"@triton.autotune({CONFIGS.replace('num_warps=w', 'num_warps=w, pre_hook=zero')})\n{JIT}"),
+        (f"{LOADED} * 2", f"tl.load(out + o, mask=o < n) + {LOADED} * 2"), body=NEW + TUNED,
+        head="def zero(arguments):\n    arguments['out'].zero_()\n"),
+    "a heuristic": doubling((JIT, f"@triton.heuristics({{'BLOCK': lambda a: 256 if a['n'] > 9 else 1}})\n{JIT}"),
+                            body=NEW + TUNED),
+    "jit is called": doubling((JIT, ""), (" * 2, mask=o < n)", " * 2, mask=o < n)\n\ndouble = triton.jit(double)")),
+    "constants on the left, with a sign, as a dtype": doubling(
+        (f"{LOADED} * 2", f"(-MINUS_TWO * {LOADED}).to(KIND)"), ("BLOCK: tl.constexpr", (
+            "BLOCK: tl.constexpr, MINUS_TWO: tl.constexpr = -2, KIND: tl.constexpr = tl.float32"))),
+    "a branch that a constant switches off": doubling(
+        ("    tl.store", "    if BLOCK < 0:\n        not_there(x)\n    tl.store")),
+    "a tensor descriptor made by the host": doubling(
+        ("(x, out, n, BLOCK", "(x, out, n, d, BLOCK"), (LOADED, "tl.ravel(d.load([tl.program_id(0) * 4, 0]))"),
+        body=NEW + CALL.replace("x.numel(),", "x.numel(), TensorDescriptor(x, x.shape, x.stride(), [4, 64]),"),
+        head="from triton.tools.tensor_descriptor import TensorDescriptor\n"),
     "a tuple of tensors": doubling(("(x, out, n, BLOCK", "(tensors, n, BLOCK"), ("(out + o", "(tensors[1] + o"),
                                    ("(x + o", "(tensors[0] + o"), body=NEW + CALL.replace("x, out", "(x, out)")),
 }

@@ -52,10 +52,6 @@ def identity(tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def plain(value):
-    return value.value if isinstance(value, tl.constexpr) else value
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Recording one forward
 
@@ -256,7 +252,7 @@ def launch(kernel, *args, grid, warmup, **kwargs):
 
 def parts(value):
     """A tensor descriptor that the host has made, as its tensor, shape and strides; anything else as it is."""
-    value = plain(value)
+    value = value.value if isinstance(value, tl.constexpr) else value
     return (value.base, [*value.shape], [*value.strides]) if hasattr(value, "block_shape") else value
 
 

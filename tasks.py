@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 from command.files import ROOT, find_path, read_parquet, user_error
 from command.process import UserError
+from command.progress import in_words
 
 PROBLEMS = ROOT / "problems"
 
@@ -83,10 +84,10 @@ def malformed(source) -> str | None:
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError) as error:
-        return f"not valid Python ({error})"
+        return f"not valid Python ({getattr(error, 'msg', error)}, line {getattr(error, 'lineno', 1)})"
     defined = [node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in defined]
-    return f"does not define {', '.join(missing)} (KernelBench format)" if missing else None
+    return f"does not define {', '.join(missing)} (KernelBench's format)" if missing else None
 
 
 def listed_tasks(path) -> list[Task]:
@@ -116,7 +117,7 @@ def parquet_tasks(path) -> list[Task]:
             left_out[problem.split(" (")[0]] += 1
         else:
             tasks.append(Task(f"{Path(path).stem}/{info.get('uuid') or number}", 0, source))
-    print(f"{path}: {len(tasks)} problems; left out: {dict(left_out) or 'none'}")
+    print(f"{path}: {len(tasks)} problems; left out: {in_words(left_out)}")
     if not tasks:
         raise TaskError(f"{path}: no problems there")
     return tasks
@@ -133,15 +134,27 @@ def _object(value) -> dict:
 def folder_tasks(folder, level=0) -> list[Task]:
     """Every .py file of a folder as a problem, in the order of their ids (`<id>_<name>.py`), then of their names.
 
-    A problem's name is folder/file, such as level1/3_softmax. With a level, files without an id are left out. Raises
-    TaskError if there is no problem.
+    A problem's name is folder/file, such as level1/3_softmax. With a level files without an id are left out, and every
+    other must be a problem. Without one, as of a user's folder, a line names each file that is none. Raises TaskError
+    for a folder without a problem.
     """
-    folder = find_path(folder)
+    folder, tasks, left_out = find_path(folder), [], []
     files = list(folder.glob("[0-9]*.py" if level else "*.py"))
     files.sort(key=lambda path: (int(re.match(r"\d*", path.name)[0] or 0), path.name))
     if not files:
-        raise TaskError(f"{folder}: no problem files (*.py) there")
-    return [load_task(path, level, f"{folder.name}/{path.stem}") for path in files]
+        raise TaskError(f"{folder}: {'no problem files (*.py) there' if folder.is_dir() else 'no such folder'}")
+    for path in files:
+        try:
+            tasks.append(load_task(path, level, f"{folder.name}/{path.stem}"))
+        except TaskError as error:
+            if level:
+                raise
+            left_out.append(error)
+    if not tasks:
+        raise TaskError(f"none of the {len(files)} files can be used: {left_out[0]}")
+    for error in left_out:
+        print(f"left out: {error}")
+    return tasks
 
 
 def builtin_tasks(level=None, device="cpu") -> list[Task]:
@@ -217,38 +230,41 @@ def scale_batch(task, factor) -> Task:
 # ----------------------------------------------------------------------------------------------------------------------
 # Training tasks
 
-def task_stream(options):
+def task_stream(options, fitness=None):
     """Training tasks without end, the same for the same options. Raises TaskError when there are none.
 
-    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
+    fitness: of `in_random_order`. A run that is continued skips the tasks of its complete steps. On a GPU synthesised and built-in problems get a larger
     batch (scale_batch), so that kernels take long enough to be measured.
     """
     if options.tasks in SYNTHESISED:
         return SYNTHESISED[options.tasks](options.seed, options.device)
     if options.tasks == "builtin":
-        return in_random_order(builtin_tasks(device=options.device), random.Random(options.seed), checked=True)
-    return in_random_order(listed_tasks(options.tasks), random.Random(options.seed))
+        tasks = builtin_tasks(device=options.device)
+        fitness = dict.fromkeys(task.name for task in tasks)  # the evaluation problems themselves: all may be used
+    else:
+        tasks = listed_tasks(options.tasks)
+    return in_random_order(tasks, random.Random(options.seed), {} if fitness is None else fitness)
 
 
-def in_random_order(tasks, rng, checked=False):
+def in_random_order(tasks, rng, fitness):
     """Every task once, then all again in another order, without end. Tasks that are `unfit` are left out.
 
-    checked: none is unfit. Others are checked when their turn comes for the first time; a line says which is left out
-    and why, and how many are so far. Raises TaskError when none is left.
+    fitness: {a task's name: why it is left out, or None}. A task that is not in it is checked when its turn comes, and
+    a line says which is left out and why. A run keeps it, so that it does not check again when it is continued. Raises
+    TaskError when none is left.
     """
     evaluation = evaluation_fingerprints()
-    reasons = dict.fromkeys(tasks) if checked else {}  # task -> why it is left out, or None
     while True:
         for task in rng.sample(tasks, len(tasks)):
-            if task not in reasons:
-                reasons[task] = unfit(task, evaluation)
-                if reasons[task]:
-                    counts = dict(Counter(filter(None, reasons.values())))
-                    tqdm.write(f"{task.name} is left out: {reasons[task]}. Of {len(reasons)} so far: {counts}")
-            if not reasons[task]:
+            if task.name not in fitness:
+                fitness[task.name] = unfit(task, evaluation)
+                if fitness[task.name]:
+                    left_out = in_words(filter(None, fitness.values()))
+                    tqdm.write(f"{task.name} is left out: {fitness[task.name]}. Of {len(fitness)} so far: {left_out}")
+            if not fitness[task.name]:
                 yield task
-        if all(reasons.values()):
-            raise TaskError(f"--tasks: no problem can be trained on ({dict(Counter(reasons.values()))})")
+        if all(fitness[task.name] for task in tasks):
+            raise TaskError(f"--tasks: no problem can be trained on: {in_words(fitness.values())}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -427,7 +443,7 @@ def unfit(task, evaluation) -> str | None:
             inputs = get_inputs()
             first, again, other = model(*inputs), model(*inputs), model(*get_inputs())
     except Exception as error:  # any: the generator goes on to the next seed
-        return f"does not run: {type(error).__name__}"
+        return f"does not run: {type(error).__name__}: {' '.join(str(error).split())[:100]}"
     first, again, other = map(_flat, (first, again, other))
     if not first or not all(isinstance(x, torch.Tensor) and torch.isfinite(x).all() for x in first):
         return "does not return finite tensors"

@@ -34,7 +34,6 @@ import itertools
 import json
 import os
 import shutil
-import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -279,7 +278,7 @@ def finish_step(run, line):
     numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
     run.track(numbers, run.step)
     if run.step or "eval_fast_1" in line:
-        tqdm.write(progress(line, run.options, run.library), file=sys.stdout)
+        run.progress.say(progress(line, run.options, run.library))
     if "eval_fast_1" in line and run.step < run.options.steps:  # after the last step finish_run does it
         write_page([run.out], run.out / "report.html")
 

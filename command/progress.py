@@ -63,6 +63,10 @@ class Progress:
         """So many units are done."""
         self.done += number
 
+    def say(self, text):
+        """Print lines to stdout, above the line that is redrawn."""
+        tqdm.write(text)
+
     def line(self) -> str:
         """The line that is shown, without times."""
         with counting:

@@ -34,11 +34,7 @@ def table(summary) -> str:
     """summary.json as text: what was run, the figures in percent, and a line for each problem."""
     config = summary["config"]
     shares = [name for name in summary["figures"][0] if name == "correct" or name.startswith("fast_")]
-    lines = [f"{config['source']}: {len(config['problems'])} of {config['problems_in_level']} problems, "
-             f"{config['samples']} samples of at most {config['turns']} turns each ({config['strategy']}), "
-             f"{summary['skills']}",
-             f"{config['model']} on {summary['hardware']}; speedups are {summary['clock']}, baseline "
-             f"{config['baseline']}; tolerance {config['tolerance']:g}; percent of all problems", "",
+    lines = [heading(summary), "", "percent of all problems",
              "counted      rule     " + "".join(f"{name.capitalize():>10}" for name in shares) + "  geometric mean"]
     for row in summary["figures"]:
         percents = "".join(f"{100 * row[name]:10.1f}" for name in shares)
@@ -46,6 +42,15 @@ def table(summary) -> str:
     lines += ["", f"{'problem':50}    best  roofline  correct  most common error"]
     lines += [problem_line(task, problem, config["samples"]) for task, problem in summary["problems"].items()]
     return "\n".join(lines)
+
+
+def heading(summary) -> str:
+    """What is evaluated, and how: two lines."""
+    config = summary["config"]
+    return (f"{config['source']}: {len(config['problems'])} of {config['problems_in_level']} problems, "
+            f"{config['samples']} samples of at most {config['turns']} turns each ({config['strategy']}), "
+            f"{summary['skills']}\n{config['model']} on {summary['hardware']}; speedups are {summary['clock']}, "
+            f"baseline {config['baseline']}; tolerance {config['tolerance']:g}")
 
 
 def problem_line(task, problem, samples) -> str:

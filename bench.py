@@ -364,8 +364,9 @@ def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
 def sample_batch(model, library, sandbox, tasks, options):
     """Yields (name, all its samples) of each of some tasks, as soon as it is complete.
 
-    There is one greedy selection for each task, then all rollouts of all tasks are sampled together. Sampling is at options.temperature. A single sample is greedy, unless its attempts would then be equal, because the
-    strategy shows them the same prompt.
+    There is one greedy selection for each task, then all rollouts of all tasks are sampled together, at
+    options.temperature. A single sample is greedy, unless its attempts would then be equal, because the strategy shows
+    them the same prompt.
     """
     sandbox.prepare(tasks)  # with a GPU: builds references in the background, while the model answers
     # Random numbers of its own for each batch, so that they do not depend on what ran before it.

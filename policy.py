@@ -249,8 +249,9 @@ def each_rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy
 def play_in_waves(sampler, sandbox, plays):
     """Play all rollouts to their end, in waves: sample a reply to each prompt, then judge each kernel, and again.
 
-    Yields the number of each play when it has ended. With a GPU a kernel is submitted as soon as its reply ends: the sandbox records and compiles it while other replies
-    are still being sampled. On a CPU the model and the sandbox need the same cores, so kernels wait for the wave's end.
+    Yields the number of each play when it has ended. With a GPU a kernel is submitted as soon as its reply ends: the
+    sandbox records and compiles it while other replies are still being sampled. On a CPU the model and the sandbox need
+    the same cores, so kernels wait for the wave's end.
     """
     requests = {}  # number of a play -> the Prompt or Kernel that it has yielded
     futures = {}  # number of a play -> the verdict on its kernel, while the sandbox judges it

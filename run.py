@@ -279,7 +279,7 @@ def finish_step(run, line):
     run.track(numbers, run.step)
     if run.step or "eval_fast_1" in line:
         run.progress.say(progress(line, run.options, run.library))
-    if "eval_fast_1" in line and run.step < run.options.steps:  # after the last step finish_run does it
+    if "evaluate" in line["seconds"] and run.step < run.options.steps:  # after the last step finish_run does it
         write_page([run.out], run.out / "report.html")
 
 

@@ -69,15 +69,17 @@ class Progress:
 
     def line(self) -> str:
         """The line that is shown, without times."""
+        parts = []
         with counting:
-            parts = [f"{number}{f' of at most {expected[what]}' if expected[what] else ''} {what}"
-                     for what, number in counts.items()]
+            for what in sorted(counts, reverse=True):  # replies before kernels
+                bound = f" of at most {expected[what]}" if expected[what] else ""
+                parts.append(f"{counts[what]}{bound} {what}")
         return f"{self.name}{': ' * bool(parts)}{', '.join(parts)} | {self.done}/{self.total} {self.unit}s"
 
     def _show(self):
         """Redraw the line, or print it now and then, until the context is left."""
         last = time.monotonic()  # a line was printed
-        with tqdm(disable=None, bar_format="{desc} [{elapsed}]", leave=False, dynamic_ncols=True) as bar:
+        with tqdm(disable=None, bar_format="{desc} [{elapsed}]", leave=False, delay=1, dynamic_ncols=True) as bar:
             while not self.ended.wait(1.0):
                 if not bar.disable:
                     bar.set_description_str(self.line())

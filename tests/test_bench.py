@@ -306,7 +306,8 @@ def test_a_served_model_is_evaluated_without_and_with_the_skills_of_a_snapshot(u
     for part, skills in (("no_skills", []), ("skills", ["fuse"])):
         samples = bench.read_results(tmp_path / "o" / part / "results.jsonl")
         assert [sample.skills for (task, _), sample in samples.items() if "Softplus" in task] == [skills] * 2
-        assert [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)] == [[77, 77]] * 2 + [[0, 0]] * 2
+        tokens = [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)]
+        assert tokens == [[77, 77]] * 2 + [[0, 0]] * 2
         assert [turn.verdict.speedup for turn in samples["level1/1_AffineSoftplus", 1].turns] == [1.5, 1.5]
     config = json.loads((tmp_path / "o/skills/config.json").read_text())
     assert config["model"] == config["checkpoint"] == "M" and config["max_new_tokens"] == 1250
@@ -439,7 +440,8 @@ def test_ctrl_c_keeps_each_problem_that_is_done_and_leaves_a_page(tmp_path, comm
     """It comes in the second batch of three."""
     monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer(lives=8))
     monkeypatch.setattr(sys.modules[__name__], "by_task", lambda *_: kernel(1.5))
-    arguments = ["--ids", "1-6", "--samples", 1, "--no-skills", "--batch", 2, "--model", tmp_path, "--out", tmp_path / "o"]
+    arguments = ["--ids", "1-6", "--samples", 1, "--no-skills", "--batch", 2, "--model", tmp_path]
+    arguments += ["--out", tmp_path / "o"]
     code, out, err, _ = command(*arguments)
     page = (tmp_path / "o/report.html").read_text()
     assert code == 130 and len(read_lines(tmp_path / "o/results.jsonl")) == 2

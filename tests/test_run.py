@@ -24,7 +24,7 @@ import test_reinforce
 from backbone import Sampling
 from command import files, progress
 from command.process import UserError, run_command
-from conftest import configure, make_task
+from conftest import configure
 from skills import Skill
 from tasks import builtin_tasks
 from test_reinforce import SMALL, metrics, weights
@@ -151,13 +151,11 @@ def test_kill_nine_and_resume(world, tmp_path):
 
 def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad/problem.py").write_text(make_task().source.replace("get_inputs", "get_outputs"))
     (tmp_path / "file").write_text("")
     model = f"--model {model_folder} --device cpu"
     for said, options in (
             ("no such model folder", f"--model {tmp_path}/none --device cpu"),
-            ("cannot write", f"{model} --out {tmp_path}/file/out"), ("get_inputs", f"{model} --tasks {tmp_path}/bad"),
+            ("cannot write", f"{model} --out {tmp_path}/file/out"),
             ("no problem files", f"{model} --tasks {tmp_path}/empty"), ("nothing to resume", "--resume"),
             ("--batch 0", f"{model} --batch 0"), ("--set gamma=nan: choose", f"{model} --set gamma=nan"),
             ("--stepz", "--stepz 3"), ("choose from davinci, ", "--recipe alphazero"),
@@ -271,7 +269,7 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(world):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(UserError, match=f"3: cannot write the checkpoint .*; {out}/checkpoint is still the one bef"):
+        with pytest.raises(UserError, match=f"cannot write the checkpoint .*; {out}/checkpoint is still"):
             world("run", "--resume", "--steps", "3")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -329,7 +327,7 @@ def test_what_is_shown_while_a_run_works(model, world, monkeypatch, capsys):
         model.sample([[1, 2], [3, 4]], Sampling(2))
         bar.update()
         time.sleep(1.5)
-    assert "wait: 1 of at most 5 kernels judged, 2 replies | 1/3 steps, " in capsys.readouterr().err
+    assert "wait: 2 replies, 1 of at most 5 kernels judged | 1/3 steps, " in capsys.readouterr().err
 
 
 def test_a_run_says_where_it_comes_from(world, monkeypatch):

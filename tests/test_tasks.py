@@ -297,7 +297,7 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path, capsys):
         f"left out: {tmp_path}/half.py: not valid Python (invalid syntax, line 1)\n"
         f"left out: {tmp_path}/other.py: does not define Model, get_inputs, get_init_inputs (KernelBench's format)\n")
     (tmp_path / "good.py").unlink()
-    for path, message in ((tmp_path, "none of the 2 files can be used: .*half.py: not valid Python"),
+    for path, message in ((tmp_path, "no problems there"),
                           (tmp_path / "no", "no such folder")):
         with pytest.raises(TaskError, match=message):
             tasks.listed_tasks(path)
@@ -312,7 +312,7 @@ def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys
     fitness = {}
     assert {task.source for task in itertools.islice(task_stream(args, fitness), 5)} == {fit}
     told = capsys.readouterr().out
-    assert told.count("is left out") == 2 and "near is left out: near an evaluation problem. Of " in told
+    assert told.count("is left out") == 2 and "near is left out: near an evaluation problem\n" in told
     assert "random is left out: not deterministic" in told
     with monkeypatch.context() as patch:  # a run that is continued has decided already
         patch.setattr(tasks, "unfit", None)

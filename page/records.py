@@ -101,8 +101,8 @@ def lessons(source) -> list[str]:
         sentences.append(f"A part of the benchmark: {done} of {len(config['problems'])} problems are done.")
     steps = [line for line in source.metrics if line["step"]]
     if steps and not any(line["correct"] for line in steps):
-        sentences.append("No kernel was correct in any step, so there was nothing to learn from: begin with a model "
-                         "that has learnt to write kernels (sft.py).")
+        sentences.append("No kernel was correct in any step, so nothing could be learnt: these tasks are too hard for "
+                         "this model.")
     evaluated = [line for line in source.metrics if "eval_fast_1" in line]
     if len(evaluated) > 1:
         before, after = evaluated[0], evaluated[-1]

@@ -415,7 +415,7 @@ def unfit(task, evaluation) -> str | None:
 
     It must not be near an evaluation problem. It must run and return finite tensors only: the same values for the same
     inputs, and other values for other inputs. (With a constant output a kernel that ignores its inputs is correct.)
-    It runs in this process, since it is our own or the user's, unless its tensors are too large for that (MOST_CHECKED).
+    It runs in this process, as it is our own or the user's, unless its tensors are too large for that (MOST_CHECKED).
     """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"

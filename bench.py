@@ -42,8 +42,8 @@ Files in --out:
     fast_p.png        Fast_p by p
     report.html       all of it in a browser, every reply included
 
-Lines are appended to results.jsonl when a batch of samples has ended. Killed at any instant, the same command goes on
-with what is missing: it removes what was cut off, and rolls out the problems that lack a sample once more.
+Lines are appended to results.jsonl when all samples of a problem have ended. Killed at any instant, the same command
+goes on with what is missing: it removes what was cut off, and rolls out the problems that lack a sample once more.
 
 To change something: a threshold is a number in THRESHOLDS. A strategy is a row of policy.STRATEGIES, as recipes.py
 shows. Another figure is a line at the end of `figures`, and a column in page/levels.py.
@@ -57,7 +57,6 @@ import json
 import math
 import random
 import statistics
-import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -109,7 +108,6 @@ if __name__ == "__main__":
     parse_early(Options, __doc__.split("\n")[0])  # --help and misspelt flags need no torch, whose import takes seconds
 
 import torch
-from tqdm import tqdm
 
 import recipes  # noqa: F401 (it enters further strategies)
 from backbone import Backbone, Sampling, check_device
@@ -117,10 +115,11 @@ from chat.prompts import read_prompts
 from chat.server import Server
 from fast import ranks
 from page import charts, levels
-from policy import STRATEGIES, rollout
-from command.files import find_path, read_lines, user_error, write_atomically
+from policy import STRATEGIES, each_rollout
+from command.files import find_path, hold, read_lines, user_error, write_atomically
 from command.process import UserError, run_command
-from run import write_page
+from command.progress import Progress
+from run import page_if_interrupted, write_page
 from sandbox import PRECISE, Sandbox, Verdict, verdict_from_json
 from selector import select
 from skills import SkillLibrary
@@ -219,25 +218,26 @@ def figures(samples, counted, rule) -> dict:
 
 
 def all_figures(samples) -> dict:
-    """Four rows of figures, and what became of each problem. samples: {task: [Sample, ...]}
-
-    Of a problem: how many samples are correct, the best speedup (standard rule) or 0.0, the share of the roofline that
-    this attempt reaches, and the most common error or "". The share is the larger of the memory's and the arithmetic's.
-    """
+    """Four rows of figures, and what became of each problem. samples: {task: [Sample, ...]}"""
     rows = []
     for counted in COUNTED:
         rows += [figures(samples, counted, rule) for rule in RULES]
-    problems = {}
-    for task, group in samples.items():
-        attempts = sum((sample.scored for sample in group), [])
-        errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
-        del errors[""]
-        best = max(attempts, key=speed)
-        roofline = max(best.verdict.bandwidth or 0.0, best.verdict.arithmetic or 0.0) if speed(best) else 0.0
-        problems[task] = {"correct": sum(any(map(is_correct, sample.scored)) for sample in group),
-                          "best_speedup": speed(best), "roofline": roofline,
-                          "error": max(errors, key=errors.get, default="")}
-    return {"figures": rows, "problems": problems}
+    return {"figures": rows, "problems": {task: problem_figures(group) for task, group in samples.items()}}
+
+
+def problem_figures(samples) -> dict:
+    """Of one problem: how many of its samples are correct, the best speedup (standard rule) or 0.0, the share of the
+    roofline that this attempt reaches, and the most common error or "".
+
+    The share is the larger of the memory's and the arithmetic's.
+    """
+    attempts = sum((sample.scored for sample in samples), [])
+    errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
+    del errors[""]
+    best = max(attempts, key=speed)
+    roofline = max(best.verdict.bandwidth or 0.0, best.verdict.arithmetic or 0.0) if speed(best) else 0.0
+    return {"correct": sum(any(map(is_correct, sample.scored)) for sample in samples), "best_speedup": speed(best),
+            "roofline": roofline, "error": max(errors, key=errors.get, default="")}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -303,6 +303,7 @@ def open_folder(folder, config) -> dict:
 
     Raises UserError when it holds another configuration's results.
     """
+    hold(folder)
     path = folder / "config.json"
     with user_error(f"--out {folder}: cannot write there"):
         if not path.exists():
@@ -339,27 +340,33 @@ def too_large_samples(tasks, options) -> dict:
 def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
     """Roll out every task that is not in `done`, and append its samples to `path`. Returns {task: [Sample, ...]}.
 
-    done: see open_folder; new samples are added to it. With several ranks each one takes every N-th batch, and appends
-    whole lines to the same file.
+    done: see open_folder; new samples are added to it. A line tells of each task that is complete. With several ranks
+    each one takes every N-th batch, and appends whole lines to the same file.
     """
     tasks_left = [task for task in tasks if task.name not in done]
     size = max(1, min(options.batch // options.samples, math.ceil(len(tasks_left) / ranks.count())))  # no rank is idle
     batches = [tasks_left[first:first + size] for first in range(0, len(tasks_left), size)]
-    for batch in tqdm(ranks.share(batches), unit="batch", disable=ranks.rank() > 0 or None):
-        samples = sample_batch(model, library, sandbox, batch, options)
-        with open(path, "a") as file:
-            file.write(lines(samples))
-        done |= samples
+    own = ranks.share(batches)
+    with Progress(sum(map(len, own)) * options.samples, "sample", hidden=ranks.rank() > 0) as progress:
+        progress.begin(path.parent.name)
+        for batch in own:
+            for name, samples in sample_batch(model, library, sandbox, batch, options):
+                with open(path, "a") as file:
+                    file.write(lines({name: samples}))
+                done[name] = samples
+                progress.update(len(samples))
+                progress.say(levels.problem_line(name, problem_figures(samples), options.samples))
     for part in ranks.each(done):
         done |= part
     return {task.name: done[task.name] for task in tasks}
 
 
-def sample_batch(model, library, sandbox, tasks, options) -> dict:
-    """{task: all its samples} of some tasks: one greedy selection for each task, then its rollouts, all tasks together.
+def sample_batch(model, library, sandbox, tasks, options):
+    """Yields (name, all its samples) of each of some tasks, as soon as it is complete.
 
-    Sampling is at options.temperature. A single sample is greedy, unless its attempts would then be equal, because the
-    strategy shows them the same prompt.
+    There is one greedy selection for each task, then all rollouts of all tasks are sampled together, at
+    options.temperature. A single sample is greedy, unless its attempts would then be equal, because the strategy shows
+    them the same prompt.
     """
     sandbox.prepare(tasks)  # with a GPU: builds references in the background, while the model answers
     # Random numbers of its own for each batch, so that they do not depend on what ran before it.
@@ -376,14 +383,16 @@ def sample_batch(model, library, sandbox, tasks, options) -> dict:
     strategy = STRATEGIES[options.strategy]
     if options.samples == 1 and not strategy.same_prompts:
         sampling = replace(sampling, temperature=0.0)
-    samples = {task.name: [] for task in tasks}
-    for trajectory in rollout(model, sandbox, jobs, options.turns, sampling, generator, strategy, options.tokens):
+    groups = {task.name: [] for task in tasks}
+    for number, trajectory in each_rollout(model, sandbox, jobs, options.turns, sampling, generator, strategy,
+                                           options.tokens):
         attempts = [Attempt(turn.completion.text, turn.verdict, len(turn.completion.token_ids) + turn.advice_tokens,
                             turn.advice, turn.repeats) for turn in trajectory.turns]
         skills = [skill.name for skill in trajectory.skills]
-        group = samples[trajectory.task.name]
-        group.append(Sample(trajectory.task.name, len(group), skills, attempts))
-    return samples
+        group = groups[trajectory.task.name]
+        group.append(Sample(trajectory.task.name, number % options.samples, skills, attempts))
+        if len(group) == options.samples:
+            yield trajectory.task.name, sorted(group, key=lambda sample: sample.index)
 
 
 def report(folder, summary):
@@ -402,7 +411,6 @@ def report(folder, summary):
 
 def main(argv=None) -> int:
     """Check everything, then evaluate, then report. With several ranks, rank 0 alone opens the folder and reports."""
-    argv = sys.argv[1:] if argv is None else argv
     given = parse(Options, argv, __doc__.split("\n")[0])
     check_together(given, CONTRADICTIONS)
     given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
@@ -416,15 +424,19 @@ def main(argv=None) -> int:
                  tolerance=options.tolerance, baseline=options.baseline) as sandbox:
         for part, skills, described in parts:
             done = ranks.first(open_folder(part, described) if ranks.rank() == 0 else None)
+            facts = {"clock": "modelled" if options.device == "cpu" else "measured", "config": described,
+                     "skills": "no skills" if skills is None else f"skills out of {len(skills)}"}
+            facts |= levels.provenance(options.device)
+            found = sum(map(len, done.values()))
+            print(f"{part}: {levels.heading(facts)}\n{found} samples found. Interrupted, the same command continues.",
+                  flush=True)
             done |= too_large_samples(tasks, options)
-            samples = evaluate(model, skills, sandbox, tasks, options, done, part / "results.jsonl")
+            with page_if_interrupted(part, facts["command"]):
+                samples = evaluate(model, skills, sandbox, tasks, options, done, part / "results.jsonl")
             if ranks.rank() == 0:
-                facts = {"command": " ".join(["python", "bench.py", *argv]),
-                         "clock": "modelled" if options.device == "cpu" else "measured",
-                         "skills": "no skills" if skills is None else f"skills out of {len(skills)}"}
                 if options.server:
                     facts["server"] = model.statistics()
-                report(part, facts | levels.machine(options.device) | {"config": described} | all_figures(samples))
+                report(part, facts | all_figures(samples))
     if options.server:
         print(f"{options.server}: {json.dumps(model.statistics())}")
     if options.both and ranks.rank() == 0:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from backbone import Completion
 from chat.calls import extract_code
 from chat.prompts import PROMPTS, fill, role_messages, skill_text
+from command.progress import count, expect
 from sandbox import Verdict, feedback
 from skills import Skill
 from tasks import Task, TaskError
@@ -224,6 +225,13 @@ def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Stra
     a backbone.Sampling. A job whose first prompt is over its max_prompt_tokens gets one turn that says so. If a task
     cannot be run, only its own rollouts fail.
     """
+    ended = dict(each_rollout(model, sandbox, jobs, turns, sampling, generator, strategy, budget))
+    return [ended[number] for number in range(len(jobs))]
+
+
+def each_rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
+    """Yields (number of its job, Trajectory) of each rollout as soon as it ends. Arguments as of `rollout`."""
+    expect("kernels judged", len(jobs) * turns)
     limits = Limits(turns, sampling.max_prompt_tokens or math.inf, budget)
     # All rollouts of a scheme begin with the same prompt.
     first_prompt = functools.cache(lambda task, skills: model.chat_ids(policy_messages(task, skills)))
@@ -234,15 +242,16 @@ def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Stra
         prompt = first_prompt(task, trajectory.skills)
         plays.append(play(model, sandbox, trajectory, prompt, limits, strategy, generator))
     with model.sampler(sampling, generator) as sampler:
-        play_in_waves(sampler, sandbox, plays)
-    return trajectories
+        for number in play_in_waves(sampler, sandbox, plays):
+            yield number, trajectories[number]
 
 
 def play_in_waves(sampler, sandbox, plays):
     """Play all rollouts to their end, in waves: sample a reply to each prompt, then judge each kernel, and again.
 
-    With a GPU a kernel is submitted as soon as its reply ends: the sandbox records and compiles it while other replies
-    are still being sampled. On a CPU the model and the sandbox need the same cores, so kernels wait for the wave's end.
+    Yields the number of each play when it has ended. With a GPU a kernel is submitted as soon as its reply ends: the
+    sandbox records and compiles it while other replies are still being sampled. On a CPU the model and the sandbox need
+    the same cores, so kernels wait for the wave's end.
     """
     requests = {}  # number of a play -> the Prompt or Kernel that it has yielded
     futures = {}  # number of a play -> the verdict on its kernel, while the sandbox judges it
@@ -257,15 +266,20 @@ def play_in_waves(sampler, sandbox, plays):
     def submit(number):
         if isinstance(requests.get(number), Kernel):
             [futures[number]] = sandbox.submit([requests[number]])  # a Kernel is a (task, code) pair
+            futures[number].add_done_callback(lambda _: count("kernels judged"))
 
     for number in range(len(plays)):
         resume(number)  # to its first prompt
+        if number not in requests:
+            yield number
     while requests:  # here each of them is a Prompt
         prompts = {number: requests[number].ids for number in sorted(requests)}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
                 resume(number, reply)
-                if on_gpu:
+                if number not in requests:
+                    yield number
+                elif on_gpu:
                     submit(number)
         if not on_gpu:
             for number in prompts:
@@ -273,6 +287,8 @@ def play_in_waves(sampler, sandbox, plays):
         # Each verdict is a rollout's feedback. In the order of their numbers, so that a seed gives the same run.
         for number in sorted(futures):
             resume(number, verdict_of(sandbox, futures.pop(number)))
+            if number not in requests:
+                yield number
 
 
 def score_pairs(sandbox, pairs) -> list[Verdict]:

@@ -104,7 +104,6 @@ if __name__ == "__main__":
     parse_early(Options, __doc__.split("\n")[0])  # --help and misspelt flags need no torch, whose import takes seconds
 
 import torch
-from tqdm import tqdm
 
 import policy
 import selector
@@ -115,7 +114,8 @@ from backbone import Sampling
 from fast import ranks, rescore
 from command.process import run_command
 from recipes import LEFT_OUT, RECIPES
-from run import finish_run, finish_step, new_run, resume_run, step_metrics, write_transcripts
+from run import (finish_run, finish_step, new_run, page_if_interrupted, resume_run, step_metrics,
+                 write_transcripts)
 from sandbox import Sandbox
 
 TABLES = {"recipe": RECIPES, "reward": policy.REWARDS, "baseline": BASELINES, "history": policy.HISTORIES,
@@ -166,9 +166,9 @@ def train(run, stream):
     options = run.options
     # BM25 alone gives all k + 1 schemes its skills, so that none is the null scheme.
     selections = options.k + 1 if options.bm25_only else options.k
-    if not run.resumed:
-        finish_step(run, {"step": 0, "clock": run.clock, "library": len(run.library)} | evaluate_if_due(run, 0))
-    with tqdm(total=options.steps, initial=run.step, unit="step", disable=not run.writes or None) as run.bar:
+    with run.progress:
+        if not run.resumed:
+            finish_step(run, {"step": 0, "clock": run.clock, "library": len(run.library)} | evaluate_if_due(run, 0))
         while run.step < options.steps:
             run.seconds.clear()
             batch = list(itertools.islice(stream, options.batch * options.oversample))
@@ -194,7 +194,7 @@ def train(run, stream):
             write_transcripts(run, f"step_{run.step + 1}", episodes)
             run.step += 1
             finish_step(run, line)
-            run.bar.update()
+            run.progress.update()
 
 
 def select(run, batch, k, temperature) -> list[Episode]:
@@ -406,9 +406,9 @@ def main(argv=None) -> int:
     options = run.options
     if options.recipe in LEFT_OUT:
         print(f"--recipe {options.recipe} leaves out: {LEFT_OUT[options.recipe]}")
-    with Sandbox(options.device, trials=options.trials, tasks=8, secret=run.secret) as run.sandbox:
-        # without the tasks of complete steps
-        train(run, itertools.islice(tasks.task_stream(options), run.step * options.batch * options.oversample, None))
+    with page_if_interrupted(run.out, f"python reinforce.py --out {run.out} --resume"), Sandbox(
+            options.device, trials=options.trials, tasks=8, secret=run.secret) as run.sandbox:
+        train(run, run.stream)
     finish_run(run)
     return 0
 

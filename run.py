@@ -11,7 +11,8 @@ The folder of a run, --out of reinforce.py:
     skill_library/global_step_N.jsonl      the library after step N
     checkpoint -> checkpoint_N/            a model folder with its skill library (bench.py loads it), and trainer.pt:
                                            all that --resume needs
-    curves.png, report.html                all of it to look at
+    curves.png, report.html                all of it to look at, after each evaluation and each end, Ctrl-C too
+    in_use                                 the process that works on it
 
 Killed at any instant, a run continues from its last checkpoint. What later steps have left in the folder is removed
 then, and the steps are done again. One step hands to the next only weights, optimiser, library, the generator's state
@@ -29,10 +30,10 @@ import argparse
 import contextlib
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import shutil
-import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -45,18 +46,19 @@ from backbone import Backbone, check_device
 from chat.prompts import read_prompts
 from fast import ranks
 from fast.optimizer import make_adamw
-from page import charts, records
+from page import charts, levels, records
 from page.live import progress, tracker
 from page.writer import render
 from policy import rollout_metrics, verdict_text
-from command.files import find_path, read_lines, user_error, write_atomically
+from command.files import find_path, hold, read_lines, user_error, write_atomically
 from command.process import UserError, run_command
+from command.progress import Progress
 from sandbox import Sandbox
 from selector import selection_metrics
 from skills import MODEL_FILE, SkillLibrary
 from summarizer import summary_metrics
 from synthetic import redundant  # noqa: F401 (it enters "synth" in tasks.SYNTHESISED)
-from tasks import SYNTHESISED, listed_tasks
+from tasks import task_stream
 
 
 @dataclass
@@ -75,7 +77,9 @@ class Run:
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
-    bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
+    progress: Progress | None = None  # shows the step and its phase, see reinforce.train
+    stream: object = None  # iterator over the training tasks of the steps to come
+    fitness: dict = field(default_factory=dict)  # of the user's tasks, see tasks.in_random_order
     track: object = None  # (numbers, step): sends a step's numbers to the program that --log names
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # of several ranks one writes files and progress
 
@@ -87,7 +91,7 @@ class Run:
     @contextlib.contextmanager
     def phase(self, name):
         """Time a phase and show its name. What it waits for the sandbox is counted under `sandbox` instead."""
-        self.bar.set_description(f"step {self.step + 1}: {name}")
+        self.progress.begin(name if name == "evaluate" else f"step {self.step + 1}: {name}")
         start, before = time.monotonic(), self.sandbox.waited
         yield
         waited = self.sandbox.waited - before
@@ -114,7 +118,11 @@ def new_run(given, configure) -> Run:
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | given
     options = configure(given)  # with the defaults of a small model; `load` does it again when the size is known
     check(options)
+    fitness = {}
+    stream = task_stream(options, fitness)
+    first = next(stream)  # raises TaskError where no task may be trained on
     run = load(Path(name), find_path(options.model), given, configure)
+    run.stream, run.fitness = itertools.chain([first], stream), fitness
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
     lay_out(run)
     if not run.model.large:  # 100 GB would take minutes; a large run that is killed before its first one begins again
@@ -134,6 +142,8 @@ def resume_run(given, configure, changeable) -> Run:
     path = folder / "trainer.pt"
     if not path.is_file():
         raise UserError(f"--resume: nothing to resume in {out}: {path} is missing")
+    if ranks.rank() == 0:
+        hold(out)
     with user_error(f"--resume: {path} is broken"):
         # Mapped, not read: 65 GB of an 8B's optimiser must not be in the host's memory twice; ranks share one copy.
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -148,10 +158,14 @@ def resume_run(given, configure, changeable) -> Run:
         run.optimizer.load_state_dict(saved["optimizer"])
         run.generator.set_state(saved["generator"])
         run.initial_names = set(saved["initial_names"])
-        run.secret = saved["secret"]
+        run.secret, run.fitness = saved["secret"], saved["fitness"]
     run.step = saved["step"]
     run.resumed = run.step > 0 or bool(read_metrics(out))
     lay_out(run)
+    run.stream = task_stream(run.options, run.fitness)
+    drawn = run.step * run.options.batch * run.options.oversample
+    for _ in tqdm(range(drawn), "tasks of the complete steps", delay=1, disable=None):
+        next(run.stream)
     return run
 
 
@@ -163,8 +177,6 @@ def check(options):
     check_device(options.device)
     if options.log != "files" and not importlib.util.find_spec(options.log):
         raise UserError(f"--log {options.log}: first pip install {options.log}")
-    if options.tasks not in ("synth", "builtin"):
-        listed_tasks(options.tasks)
     if options.prompts:
         read_prompts(options.prompts)
 
@@ -192,12 +204,12 @@ def lay_out(run):
 
     These steps are done again, and on a GPU they may have other results, so nothing of them may stay.
     """
+    run.progress = Progress(run.options.steps, "step", run.step, hidden=not run.writes)
     if not run.writes:
         return
     out, options = run.out, run.options
-    with user_error(f"--out {out}: cannot write there"):
-        out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "config.json", json.dumps(asdict(options), indent=1))
+    hold(out)
+    write_atomically(out / "config.json", json.dumps(asdict(options) | levels.provenance(options.device), indent=1))
     lines = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
     write_atomically(out / "metrics.jsonl", "".join(lines))
     for pattern in ("rollouts/*_*.jsonl", "skill_library/global_step_*.jsonl"):
@@ -266,7 +278,9 @@ def finish_step(run, line):
     numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
     run.track(numbers, run.step)
     if run.step or "eval_fast_1" in line:
-        tqdm.write(progress(line, run.options, run.library), file=sys.stdout)
+        run.progress.say(progress(line, run.options, run.library))
+    if "evaluate" in line["seconds"] and run.step < run.options.steps:  # after the last step finish_run does it
+        write_page([run.out], run.out / "report.html")
 
 
 def save_checkpoint(run):
@@ -279,13 +293,19 @@ def save_checkpoint(run):
     if not run.writes:
         return
     folder, link = run.out / f"checkpoint_{run.step}", run.out / "checkpoint"
+    state = {"step": run.step, "options": asdict(run.options), "initial_names": [*run.initial_names],
+             "optimizer": optimizer, "generator": run.generator.get_state(), "secret": run.secret,
+             "fitness": run.fitness}
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed here
     folder.mkdir()
-    run.model.save(folder)
-    run.library.save(folder / MODEL_FILE)
-    torch.save({"step": run.step, "options": asdict(run.options), "initial_names": [*run.initial_names],
-                "optimizer": optimizer, "generator": run.generator.get_state(), "secret": run.secret},
-               folder / "trainer.pt")
+    try:
+        run.model.save(folder)
+        run.library.save(folder / MODEL_FILE)
+        torch.save(state, folder / "trainer.pt")
+    except Exception as error:  # safetensors and torch each have their own for a disk that is full
+        shutil.rmtree(folder)
+        kept = f"; {link} is still the one before" if link.exists() else ""
+        raise UserError(f"{folder}: cannot write the checkpoint ({str(error).splitlines()[0]}){kept}") from None
     os.sync()  # the system may lose power, too
     new = run.out / "checkpoint.new"  # a link cannot be changed, but another can take its place
     new.unlink(missing_ok=True)
@@ -375,33 +395,41 @@ def summary_record(summary) -> dict:
 # Curves and the page
 
 
-def draw_curves(run):
-    """curves.png: all curves over the steps, by role, and the seconds of a step."""
-    source = records.Source(run.out, asdict(run.options), read_metrics(run.out))  # without the transcripts: large
-    charts.save_png(charts.run_charts(source), run.out / "curves.png", f"{run.out.name}, {run.clock} clock")
+def draw_curves(source):
+    """curves.png: all curves over the steps, by role, and the seconds of a step. source: a records.Source of a run."""
+    charts.save_png(charts.run_charts(source), source.folder / "curves.png", f"{source.folder}, {source.clock} clock")
 
 
 def write_page(folders, path) -> list:
-    """One HTML file that shows a run or a benchmark, or several of them side by side. Raises UserError.
+    """One HTML file that shows a run or a benchmark, or several of them side by side; and the curves of each run.
 
-    Returns what it shows, a page.records.Source for each folder.
+    All of it is made from the folders alone. Returns a page.records.Source of each. Raises UserError.
     """
     sources = [records.read_folder(folder) for folder in folders]
     write_atomically(path, render(sources))
+    for source in sources:
+        if source.metrics:
+            draw_curves(source)
     return sources
 
 
-def finish_run(run):
-    """Draw the curves, write the page, and say in words what was learnt.
+@contextlib.contextmanager
+def page_if_interrupted(out, command):
+    """Within it Ctrl-C and SIGTERM leave a page of what is done, and name the command that continues."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if ranks.rank() == 0:
+            write_page([out], out / "report.html")
+        raise KeyboardInterrupt(f"{out}/report.html shows what is done; continue with: {command}") from None
 
-    All of it is made from the folder alone, so `python run.py DIR` makes the page of a killed run, too.
-    """
-    if not run.writes:
-        return
-    draw_curves(run)
-    [source] = write_page([run.out], run.out / "report.html")
-    print(*records.lessons(source), f"done: {run.out}/report.html, {run.out}/curves.png, {run.out}/metrics.jsonl, "
-          f"{run.out}/checkpoint/", sep="\n")
+
+def finish_run(run):
+    """Write the page, and say in words what was learnt."""
+    if run.writes:
+        [source] = write_page([run.out], run.out / "report.html")
+        print(*records.lessons(source), f"done: {run.out}/report.html, {run.out}/curves.png, {run.out}/metrics.jsonl, "
+              f"{run.out}/checkpoint/", sep="\n")
 
 
 def main(argv=None) -> int:

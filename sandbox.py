@@ -1,58 +1,59 @@
 """Is this candidate correct, how fast is it, and did its own kernels do the work?
 
-    python sandbox.py TASK.py CANDIDATE.py [--device cpu|cuda] [--json]
+    python sandbox.py TASK.py CANDIDATE.py [--device cpu|cuda] [--json] [--check]
 
 The paper's reward is made of three numbers of a Verdict (policy.davinci_reward):
 
-    correct     in every trial each output agrees with the reference's, to a tolerance
+    correct     in every trial what the forward returns and changes agrees with the reference's, to a tolerance. Decided
+                in judge/judgement.py, `check`; what is drawn and how closely it must agree in judge/reference.py
     speedup     time of the reference / time of the candidate, for one forward
-    coverage    time in the candidate's own kernels whose results reach the output / time of its whole forward
+    coverage    time in the candidate's own kernels that matter / time of its whole forward. A kernel matters if the
+                output is wrong without it (judgement.py, `leave_out`)
 
-There are two clocks. Without a GPU the time is *modelled* (judge/prices.py), with one it is *measured*
-(judge/measured.py). A Verdict says which; the two are never compared.
+There are two clocks. Without a GPU the time is *modelled*: prices of operators, and of what a kernel's programs load,
+store and compute while Triton's IR of it is interpreted (judge/prices.py, judge/interpreter.py). With a GPU it is
+*measured* (judge/measured.py): CUDA graphs of both sides, on new inputs, from a cold cache. A Verdict says which; the
+two are never compared.
 
-    trainer -- Sandbox -- judge      a few, each with one task at a time: its reference, inputs, comparison, clock. A
-                  |                  candidate's Python does not run here, only its *program*
+    trainer -- Sandbox -- judge      a few, each with some tasks: references, inputs, comparison, clock. A candidate's
+                  |                  Python does not run here, only its *program*
                   '------ recorder   one a candidate, jailed, without a GPU: runs the candidate's file and calls forward
                                      on tensors without values. It hands back the program: operator calls and kernel
-                                     launches, as data
+                                     launches, as data. Triton has compiled the kernels
 
-Both clocks follow one order: *read* the text; *record* the forward twice, and both programs must be equal; in each
-trial run the program on new inputs, *then* the reference, and compare (*check*); *leave out* each kernel in turn;
-*time* both. CUDA C++ (load_inline) cannot be recorded. With a GPU such a candidate runs in a jailed process of its own,
-which has the GPU, and is timed from outside; without a GPU it is refused.
+Both clocks follow one order. *Read* the text. *Record* the forward twice: both programs must be equal. *Check*: in each
+trial run the program on new inputs, then the reference, and compare. *Leave out* each kernel in turn. *Time* both.
 
 What we promise, how it is kept, and what is not promised:
 
-    The candidate's Python       It runs in the recorder, which has none of them. (A process with CUDA C++ has the
-    never meets the reference,   inputs, but never an answer.)
+    The candidate's Python       It runs in the recorder, which has none of them.
+    never meets the reference,
     the answers or the clock
     Only the recorded program    It is data: operators and launches, no Python.
     counts                       Not: on a GPU it is native code, which could walk through its process's memory.
     Correct on inputs that it    Inputs come from a keyed hash of the run's secret, the task, the text and the trial.
-    has not seen                 The secret is drawn once for a run and is never in a recorder's memory; no --seed does
-                                 this job. There are several distributions, and parameters are perturbed.
-    Fast by its own work         A kernel without which the output is the same does not count. While a GPU times a
-                                 candidate, inputs are new and outputs are checked.
-                                 Not: results that native code keeps in memory between the calls of one batch; less
-                                 work where timed, within 1e-2; CUDA C++, which could work where no clock runs.
+    has not seen, with the       The secret is drawn once for a run and is never in a recorder's memory; no --seed does
+    reference's side effects     this job. Rows of inputs have many structures, parameters are perturbed, and changed
+                                 inputs, parameters and buffers are compared, too.
+                                 Not: errors in small values of an output that has far larger ones.
+    Fast by its own work         A kernel without which the output is the same does not count. Times are taken with
+                                 perturbed parameters. While a GPU times a candidate, inputs are new and outputs are
+                                 checked, to 1e-2.
+                                 Not: results that native code keeps in memory between the calls of one batch.
     The modelled clock ranks     Rank correlation with measured speedups: 0.83 on new problems (results/).
     honest kernels as a GPU      Not: programs written to please the price table, and races between programs of a
-                                 launch. It is a teaching clock; train for a result with a GPU.
+                                 launch. It is a teaching clock; train for a result with a GPU. What has no price is
+                                 refused there, by name.
     A candidate costs only       Limits on time, memory, processes and threads, files, the size of text and messages. A
     itself                       judge or recorder that dies is started again, and other candidates are judged.
-                                 Not: CUDA C++, whose process has no limit on memory and processes.
     The machine                  A jail around every process with a candidate's Python (judge/processes.py): programs
                                  are read-only, /tmp is empty, no network, no capabilities, none of the user's files.
                                  Where it cannot start, a line on stderr says so, and only limits apply.
                                  Not: a deliberate attack on the kernel or the GPU's driver. Files that this user may
                                  read in /usr, /etc and /opt can be read.
 
-We no longer look for: races; programs written to please the price table; kernels that only move what PyTorch computed;
-wrong hints to the compiler; costs without a price, such as cache misses; on which device a forward asks for memory;
-code that reaches other memory of its process on a GPU. Refused without a GPU, with a sentence: bf16 and fp8 in kernels;
-`and`, `or` and `not` of blocks; other names for Triton's functions; operators without a price that the reference does
-not call.
+We do not look for: kernels that only move what PyTorch computed; wrong hints to the compiler; costs without a price,
+such as cache misses. Not supported: CUDA C++, operators of one's own, values that the host reads back.
 """
 
 if __name__ == "__main__":
@@ -60,8 +61,6 @@ if __name__ == "__main__":
     begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
 import argparse
-import atexit
-import gc
 import json
 import os
 import time
@@ -69,9 +68,8 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
-
 from judge.pool import Pool
+from judge.processes import SHARED, gpu_lock
 from judge.verdict import Verdict, printable, verdict_from_json  # noqa: F401 (bench.py reads verdicts with the latter)
 from command.files import user_error
 from command.process import UserError, run_command
@@ -80,6 +78,14 @@ from tasks import load_task
 PRECISE = 0.2  # seconds of timing a candidate outside of training, where the interval around its speedup counts
 JSON_FIELDS = ("compiled correct speedup coverage clock reference_ms candidate_ms rejected error bandwidth "
                "arithmetic").split()  # the last two: shares of the roofline, see Verdict
+
+
+def has_gpu() -> bool:
+    """Is there a GPU that PyTorch can use? Without one torch, whose import takes a second, is not needed here."""
+    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg"))):  # the latter in WSL
+        return False
+    import torch
+    return torch.cuda.is_available()
 
 
 @dataclass(frozen=True)
@@ -91,25 +97,26 @@ class Settings:
     trials: int = 5  # of each candidate, each with fresh inputs; the third finds what earlier ones left in buffers
     tolerance: float = 1e-4  # how closely outputs must agree; papers before 2026 used 1e-2
     secret: str | None = None  # hex digits; the inputs follow from it, and when modelled the verdicts. None: drawn
-    timeout: float = 60.0  # seconds for one candidate, without waiting for the GPU. When measured, its use of the GPU
-    #                        also has at most 30 s, unless it is an extension
+    timeout: float = 60.0  # seconds for recording one candidate and, without a GPU, for judging it; with one, checking
+    #                        it and timing it have 20 s each, without waiting for the GPU
     memory: int | None = None  # bytes of host memory for a candidate; None: 8 GiB of addresses, with a GPU 32 GiB
     workers: int | None = None  # candidates judged at the same time; None: the number of CPU cores, at most 16
     baseline: str = "eager"  # or "compile": speedups are over torch.compile of the reference
     measure: float = 0.03  # seconds of timing each candidate, up to four times as long where something disturbs it; at
     #                        least 8 batches of calls of candidate and reference each, or 5 long ones
     require_kernel: bool = True  # reject a candidate without a kernel of its own
-    tasks: int = 1  # measured clock: tasks loaded and checked at the same time; only one candidate is timed at a time
+    tasks: int = 1  # measured clock: tasks whose candidates are checked at the same time; one candidate alone is timed
 
     def completed(self):
         """These settings without any None. Raises UserError for a device that is not there, or for wrong values."""
         device, on_cpu = str(self.device), str(self.device) == "cpu"
-        if not on_cpu and not (device.startswith("cuda") and torch.cuda.is_available()):
+        if not on_cpu and not (device.startswith("cuda") and has_gpu()):
             raise UserError(f"device {device}: no GPU is available here by this name")
         for name in ("trials", "tolerance", "timeout", "measure", "tasks"):
             if not 0 < getattr(self, name) <= 86_400:  # nan is refused, too
                 raise UserError(f"{name} {getattr(self, name):g}: choose a number above 0, at most 86400")
         if device == "cuda":  # the one that the caller uses
+            import torch
             device = f"cuda:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
         clock = self.clock or ("modelled" if on_cpu else "measured")
         if clock == "modelled" and (not on_cpu or self.baseline == "compile"):
@@ -160,16 +167,15 @@ class Sandbox:
     def sampling(self):
         """A context within which the model may use the GPU: no kernel is being timed then.
 
-        Entering it waits until no kernel is timed and none waits to be. Kernels that are submitted meanwhile are
-        recorded, compiled and checked; they are timed when it is left.
+        Entering it waits until no kernel is timed. Kernels that are submitted meanwhile are recorded, compiled and
+        checked; they are timed when it is left.
         """
-        return self.pool.gpu.shared_by_model()
+        return gpu_lock(self.pool.settings["gpu"], SHARED)
 
     def prepare(self, tasks):
-        """Build the references of these tasks in the background, while candidates of them are being written.
+        """Load these tasks in the background, as many as fit, while candidates of them are being written.
 
-        It only has an effect with the measured clock and settings.tasks > 1. A task that could not be used is tried
-        again.
+        It only has an effect with the measured clock. A task that could not be used is tried again.
         """
         self.pool.prepare(tasks)
 
@@ -219,18 +225,24 @@ def feedback(verdict):
 
 
 def main(argv=None) -> int:
-    """0 when a verdict was reached. Raises UserError for a bad command line and for an unusable task."""
+    """0 when a verdict was reached; with --check 1 unless it says 'correct'.
+
+    Raises UserError for a bad command line and for an unusable task.
+    """
     parser = argparse.ArgumentParser(description="Score one kernel by hand: correctness, speedup, coverage.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("task", metavar="TASK.py", help="a problem in KernelBench's format")
     add("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda measures, cpu models the time")
+    add("--device", default="cuda" if has_gpu() else "cpu", help="cuda measures, cpu models the time")
     add("--trials", type=int, default=Settings.trials, help="correctness trials, each with fresh inputs")
     add("--tolerance", type=float, default=Settings.tolerance, help="papers before 2026 used 1e-2")
     add("--baseline", choices=["eager", "compile"], default="eager", help="the reference as it is, or compiled")
+    add("--timeout", type=float, default=Settings.timeout, metavar="SECONDS", help="for recording, and for judging")
     add("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
+    add("--check", action="store_true", help="end with status 1 unless the candidate is correct")
     options = vars(parser.parse_args(argv))
+    must_be_correct = options.pop("check")
     as_json, task, path = options.pop("json"), load_task(options.pop("task")), Path(options.pop("candidate"))
     with user_error(f"{path}: cannot read the candidate"):
         text = path.read_bytes()
@@ -243,9 +255,8 @@ def main(argv=None) -> int:
     verdict = replace(verdict, rejected=verdict.rejected and printable(verdict.rejected),
                       error=verdict.error and printable(verdict.error))
     print(json.dumps({name: getattr(verdict, name) for name in JSON_FIELDS}) if as_json else feedback(verdict))
-    return 0
+    return int(must_be_correct and not verdict.correct)
 
 
 if __name__ == "__main__":
-    atexit.register(gc.freeze)  # or Python looks through all of torch's objects once more before it ends, for 0.4 s
     run_command(main)

@@ -13,8 +13,7 @@ Sources of problems, all giving `Task` records:
     parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
     SYNTHESISED        problems without end, by the name of their distribution (synthetic/ enters them)
 
-`task_stream` makes the stream of training tasks out of one of them. `unfit` and `fingerprint` keep all training
-problems, also the user's, apart from the evaluation problems.
+`task_stream` makes training tasks out of one of them. `unfit` keeps them apart from the evaluation problems.
 """
 
 import ast
@@ -29,11 +28,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from command.files import ROOT, find_path, read_parquet, user_error
 from command.process import UserError
+from command.progress import in_words
 
 PROBLEMS = ROOT / "problems"
 
@@ -41,10 +40,8 @@ PROBLEMS = ROOT / "problems"
 # GPU the same problem gets a batch this many times larger. The modelled clock divides the GPU's rates by the same
 # number, so that launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
-# Elements of all tensors of a problem that the interpreter gets through in a second (measured on two busy cores).
-INTERPRETED = 100_000
-# Elements of all tensors of a problem that `unfit` runs on the CPU: three forwards in about a second.
-MOST_CHECKED = 2**25
+INTERPRETED = 100_000  # elements of a problem's tensors that the interpreter gets through in a second, on 2 busy cores
+MOST_CHECKED = 2**25  # elements of a problem's tensors that `unfit` runs on the CPU: three forwards in about a second
 SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an endless iterator over Tasks
 
 
@@ -66,8 +63,7 @@ def load_task(path, level=0, name=None) -> Task:
     """Read one problem file, which may also be named by its path in the repository (command.files.find_path).
 
     name: the file's name without .py where none is given. Raises TaskError if the file cannot be read, or lacks one of
-    the names of KernelBench's format. The text is not executed: whether the problem runs is found out by `unfit` or, in
-    processes of its own, by the sandbox.
+    the names of KernelBench's format. The text is not executed: `unfit` and the sandbox do that.
     """
     path = find_path(path)
     with user_error(f"{path}: cannot read the problem", TaskError):
@@ -83,15 +79,18 @@ def malformed(source) -> str | None:
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError) as error:
-        return f"not valid Python ({error})"
+        return f"not valid Python ({getattr(error, 'msg', error)}, line {getattr(error, 'lineno', 1)})"
     defined = [node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in defined]
-    return f"does not define {', '.join(missing)} (KernelBench format)" if missing else None
+    return f"does not define {', '.join(missing)} (KernelBench's format)" if missing else None
 
 
 def listed_tasks(path) -> list[Task]:
     """The user's problems: those of a folder, or of a parquet file. Raises UserError, also if there are none."""
-    return parquet_tasks(path) if Path(path).suffix == ".parquet" else folder_tasks(path)
+    tasks = parquet_tasks(path) if Path(path).suffix == ".parquet" else folder_tasks(path)
+    if not tasks:
+        raise TaskError(f"{path}: no problems there")
+    return tasks
 
 
 def parquet_tasks(path) -> list[Task]:
@@ -99,8 +98,7 @@ def parquet_tasks(path) -> list[Task]:
 
     Of a row, `reward_model.ground_truth` is the problem, and `extra_info.entry_point` the name of its class, which we
     rename to Model, because our prompts ask for ModelNew. Both columns are objects, or JSON text. Rows that are no
-    problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the paper's
-    validation set: those are for evaluation only.
+    problem are counted. Raises TaskError for KernelBench's problems, such as the paper's validation set.
     """
     tasks, left_out = [], Counter()
     for number, row in enumerate(read_parquet(path, ["data_source", "reward_model", "extra_info"])):
@@ -116,9 +114,7 @@ def parquet_tasks(path) -> list[Task]:
             left_out[problem.split(" (")[0]] += 1
         else:
             tasks.append(Task(f"{Path(path).stem}/{info.get('uuid') or number}", 0, source))
-    print(f"{path}: {len(tasks)} problems; left out: {dict(left_out) or 'none'}")
-    if not tasks:
-        raise TaskError(f"{path}: no problems there")
+    print(f"{path}: {len(tasks)} problems; left out: {in_words(left_out)}")
     return tasks
 
 
@@ -133,20 +129,26 @@ def _object(value) -> dict:
 def folder_tasks(folder, level=0) -> list[Task]:
     """Every .py file of a folder as a problem, in the order of their ids (`<id>_<name>.py`), then of their names.
 
-    A problem's name is folder/file, such as level1/3_softmax. With a level, files without an id are left out. Raises
-    TaskError if there is no problem.
+    A problem's name is folder/file, such as level1/3_softmax. With a level, files without an id are left out. Without
+    one (a user's folder) a line names each file that is no problem. Raises TaskError if there is no such file.
     """
-    folder = find_path(folder)
+    folder, tasks = find_path(folder), []
     files = list(folder.glob("[0-9]*.py" if level else "*.py"))
     files.sort(key=lambda path: (int(re.match(r"\d*", path.name)[0] or 0), path.name))
     if not files:
-        raise TaskError(f"{folder}: no problem files (*.py) there")
-    return [load_task(path, level, f"{folder.name}/{path.stem}") for path in files]
+        raise TaskError(f"{folder}: {'no problem files (*.py) there' if folder.is_dir() else 'no such folder'}")
+    for path in files:
+        try:
+            tasks.append(load_task(path, level, f"{folder.name}/{path.stem}"))
+        except TaskError as error:
+            if level:
+                raise
+            print(f"left out: {error}")
+    return tasks
 
 
 def builtin_tasks(level=None, device="cpu") -> list[Task]:
-    """The built-in evaluation problems of one level, or of all three; for a GPU with GPU_BATCH_FACTOR times the batch.
-    """
+    """The built-in evaluation problems of one level, or of all; for a GPU with GPU_BATCH_FACTOR times the batch."""
     tasks = []
     for number in (1, 2, 3):
         if level in (None, number):
@@ -224,38 +226,38 @@ def scale_batch(task, factor) -> Task:
 # ----------------------------------------------------------------------------------------------------------------------
 # Training tasks
 
-def task_stream(options):
+def task_stream(options, fitness=None):
     """Training tasks without end, the same for the same options. Raises TaskError when there are none.
 
-    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
-    batch (scale_batch), so that kernels take long enough to be measured.
+    fitness: of `in_random_order`. A run that is continued skips the tasks of its complete steps. On a GPU synthesised
+    and built-in problems get a larger batch (scale_batch), so that kernels take long enough to be measured.
     """
     if options.tasks in SYNTHESISED:
         return SYNTHESISED[options.tasks](options.seed, options.device)
-    if options.tasks == "builtin":
-        return in_random_order(builtin_tasks(device=options.device), random.Random(options.seed), checked=True)
-    return in_random_order(listed_tasks(options.tasks), random.Random(options.seed))
+    rng = random.Random(options.seed)
+    if options.tasks == "builtin":  # the evaluation problems themselves: none is unfit
+        tasks = builtin_tasks(device=options.device)
+        return in_random_order(tasks, rng, dict.fromkeys(task.name for task in tasks))
+    return in_random_order(listed_tasks(options.tasks), rng, {} if fitness is None else fitness)
 
 
-def in_random_order(tasks, rng, checked=False):
+def in_random_order(tasks, rng, fitness):
     """Every task once, then all again in another order, without end. Tasks that are `unfit` are left out.
 
-    checked: none is unfit. Others are checked when their turn comes for the first time; a line says which is left out
-    and why, and how many are so far. Raises TaskError when none is left.
+    fitness: {a task's name: why it is left out, or None}. A task that is not in it is checked when its turn comes. A
+    run keeps it, so that it does not check again when it is continued. Raises TaskError when none is left.
     """
     evaluation = evaluation_fingerprints()
-    reasons = dict.fromkeys(tasks) if checked else {}  # task -> why it is left out, or None
     while True:
         for task in rng.sample(tasks, len(tasks)):
-            if task not in reasons:
-                reasons[task] = unfit(task, evaluation)
-                if reasons[task]:
-                    counts = dict(Counter(filter(None, reasons.values())))
-                    tqdm.write(f"{task.name} is left out: {reasons[task]}. Of {len(reasons)} so far: {counts}")
-            if not reasons[task]:
+            if task.name not in fitness:
+                fitness[task.name] = unfit(task, evaluation)
+                if fitness[task.name]:
+                    tqdm.write(f"{task.name} is left out: {fitness[task.name]}")
+            if not fitness[task.name]:
                 yield task
-        if all(reasons.values()):
-            raise TaskError(f"--tasks: no problem can be trained on ({dict(Counter(reasons.values()))})")
+        if all(fitness[task.name] for task in tasks):
+            raise TaskError(f"--tasks: no problem can be trained on: {in_words(fitness.values())}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -276,6 +278,7 @@ def elements(source, enough) -> int:
 
     0 if the problem does not run. It runs on PyTorch's meta device, so no tensor takes memory.
     """
+    import torch  # here, so that importing this module takes no second
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
             model, get_inputs = construct(source)
@@ -290,14 +293,13 @@ def elements(source, enough) -> int:
 
 
 def _elements(values) -> int:
-    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+    return sum(value.numel() for value in values if hasattr(value, "numel"))
 
 
 def too_large(task, seconds) -> str | None:
     """Why a problem cannot be interpreted without a GPU within so many seconds, with its size; None if it can.
 
-    An estimate by the number of elements (INTERPRETED a second), so that bench.py can say at once which of
-    KernelBench's problems are unusable, instead of waiting for each candidate to exceed its time limit.
+    An estimate by the number of elements, so that bench.py need not wait for each candidate to exceed its time limit.
     """
     most = int(INTERPRETED * seconds)
     count = elements(task.source, most)
@@ -420,13 +422,13 @@ def unfit(task, evaluation) -> str | None:
 
     It must not be near an evaluation problem. It must run and return finite tensors only: the same values for the same
     inputs, and other values for other inputs. (With a constant output a kernel that ignores its inputs is correct.)
-    evaluation: fingerprints of the evaluation problems. The problem runs in this process, on the CPU, because it is our
-    own or the user's. If its tensors are too large for that (MOST_CHECKED), only the fingerprint is checked.
+    It runs in this process, as it is our own or the user's, unless its tensors are too large for that (MOST_CHECKED).
     """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
     if elements(task.source, MOST_CHECKED) > MOST_CHECKED:
         return None
+    import torch
     try:
         torch.manual_seed(0)
         with warnings.catch_warnings(action="ignore"), torch.no_grad():  # warnings of a refused problem would confuse
@@ -434,7 +436,7 @@ def unfit(task, evaluation) -> str | None:
             inputs = get_inputs()
             first, again, other = model(*inputs), model(*inputs), model(*get_inputs())
     except Exception as error:  # any: the generator goes on to the next seed
-        return f"does not run: {type(error).__name__}"
+        return f"does not run: {type(error).__name__}: {' '.join(str(error).split())[:100]}"
     first, again, other = map(_flat, (first, again, other))
     if not first or not all(isinstance(x, torch.Tensor) and torch.isfinite(x).all() for x in first):
         return "does not return finite tensors"
@@ -451,7 +453,6 @@ def _flat(output) -> list:
 
 
 def _constant(first, other) -> bool:
-    """Does a tensor of the output hold one value only, or the same values for other inputs? first, other: its values.
-    """
+    """Does a tensor of the output hold one value only, or the same for other inputs? first, other: its values."""
     first, other = first.float(), other.float()
-    return first.numel() > 1 and first.std() < 1e-6 or torch.allclose(first, other, rtol=1e-4, atol=1e-6)
+    return first.numel() > 1 and first.std() < 1e-6 or first.allclose(other, rtol=1e-4, atol=1e-6)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from chat.calls import extract_tool_call, text_of
 from chat.template import Completion, with_tools
 from command.process import UserError
+from command.progress import count
 
 PARALLEL = 64  # requests at a time
 PAUSES = (1, 4, 15, 60)  # seconds before a request is sent again
@@ -145,6 +146,7 @@ class Server:
                 self.stopped.wait(pause)
             else:
                 self.seconds.append(time.monotonic() - began)
+                count("replies")
                 return Completion(prompt, [0] * tokens, [], text, finished)
         reason = reason_of(failed)
         print(f"--server gives no reply to a prompt: {reason}", file=sys.stderr)

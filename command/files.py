@@ -1,6 +1,7 @@
 """Files: found from any current folder, read with one clear error, written in one instant."""
 
 import contextlib
+import fcntl
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from command.process import UserError
 
 ROOT = Path(__file__).absolute().parent.parent  # of the repository
+HELD = {}  # path -> the open file whose lock this process has: see hold
 
 
 def find_path(path) -> Path:
@@ -64,3 +66,25 @@ def read_lines(path, record=dict) -> list:
         with user_error(f"{path}, line {number}: cannot be read; mend or remove it"):
             records.append(record(json.loads(line)))
     return records
+
+
+def hold(folder):
+    """Make a folder, and keep it for this process until it ends, killed or not: the system then frees the lock.
+
+    Raises UserError where that cannot be done, and where another process has it.
+    """
+    path = Path(folder).absolute() / "in_use"
+    if path in HELD:
+        return
+    with user_error(f"--out {folder}: cannot write there"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise UserError(f"{folder}: in use by process {file.read()}") from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    HELD[path] = file

@@ -45,13 +45,14 @@ def run_command(main):
     """Run a command line's main() and exit with the status that it returns.
 
     A UserError, or a file that cannot be read or written, becomes one line on stderr and status 2, as argparse reports
-    a bad option. Ctrl-C and SIGTERM close all that is open, and become one line and status 130.
+    a bad option. Ctrl-C and SIGTERM close all that is open, and become one line and status 130, which
+    ends with the text of a KeyboardInterrupt that main() raises.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         sys.exit(main())
-    except KeyboardInterrupt:
-        print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:  # its text, if it has one, says how to go on
+        print(f"{Path(sys.argv[0]).name}: {': '.join(['interrupted', *interrupt.args])}", file=sys.stderr)
         sys.exit(130)
     except (UserError, OSError) as error:
         sys.exit(report(error))

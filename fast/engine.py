@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from command.progress import count
 from fast.prompts import SharedPromptSlots
 from fast.slots import Slots, packed
 from fast.step import Step, draw
@@ -102,6 +103,7 @@ class Engine:
             # A CPU has computed this block; a GPU computes it while the host reads the one before.
             ready, launched = (block, None) if self.kind is SharedPromptSlots else (launched, block)
             for request in self._read(*ready) if ready else ():
+                count("replies")
                 yield request.key, self.completion(request)
         if self.cuda:
             torch.cuda.synchronize()  # sequences that have ended may still be computed

@@ -1,18 +1,22 @@
-"""Runs a program that nobody trusts, and says whether it is right and how fast. Imports tasks.py, command/ and itself.
+"""Runs a program that nobody trusts, and says whether it is correct and how fast. Imports tasks.py and command/.
 
-    pool.py           the trainer's side: a queue, and threads that pass candidates to recorders and judges
-    processes.py      how processes speak, how they are jailed, limited, started and ended
+    pool.py           the trainer's side: passes candidates to recorders, and what comes back to judges
+    processes.py      how processes are started, jailed, limited and ended; who has the GPU
     recorder.py       in a jail: a candidate's Python runs there, and only there; its forward becomes a program
+    pretend.py        the GPU that a recorder does not have
     rules.py          what a candidate may not do, on one page
-    program.py        a program: operators and kernel launches as data, checked once, run on any device
-    judgement.py      the judge: a process with one task's reference, and the order in which a candidate is judged
-    reference.py      the reference, inputs of trials, tolerance
-    interpreter.py    without a GPU: a candidate's kernels in Triton's own interpreter
+    program.py        a program: operators and kernel launches as data, run row by row on any device
+    judgement.py      the judge: a process that holds tasks, and the order in which a candidate is judged
+    reference.py      the reference, its answers, how far they are from float64
+    inputs.py         structured inputs of trials
+    comparison.py     how closely a candidate's answer must agree
     prices.py         without a GPU: what each step would cost on one
+    ir.py             without a GPU: a kernel's text in Triton's IR becomes operations,
+    operations.py     ... what most of them compute,
+    interpreter.py    ... and how all programs of a launch run at once, and what is counted
     measured.py       with a GPU: launches compiled kernels, and times both sides
-    extension.py      with a GPU: candidates in CUDA C++, each in a process of its own
     verdict.py        how a candidate fared
 
-    pool --- judge server --- judges, each with one task          (without a GPU: a fork of it for each candidate)
-       '---- recorder servers, each in a jail --- a recorder for each candidate; it never has a GPU
+    pool --- judge server --- judges, forks of it, each with some tasks
+       '---- recorder servers, each in a jail --- a recorder for each candidate, a fork; it never has a GPU
 """

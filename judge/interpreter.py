@@ -1,319 +1,426 @@
-"""Triton kernels where there is no GPU: taken from a candidate's text, checked, and run by Triton's own interpreter.
+"""Triton kernels where there is no GPU: an interpreter of Triton's IR (ir.py), which counts what a kernel does.
 
-Only the kernels of the text are executed, and of these only a syntax tree in which `check` found nothing but Triton's
-language, because their bodies run here as Python. `Counter` is Triton's interpreter with a check of every address and
-a count of bytes and FLOPs, which prices.py turns into time.
+    kernel = parse(text)
+    counts = launch(kernel, grid, arguments)         prices.launch_milliseconds(counts) is its time
 
-Refused with a message: bf16 and fp8; `and`, `or`, `not`, a < b < c, min and max of blocks; other names for functions of
-Triton (sine = tl.math.sin). Not looked for: races (the programs of a launch run one after the other), two kernels of
-one name (the last counts). Constants, loop variables and what a kernel computes from them alone are Python's numbers,
-without overflow and without methods. A kernel's own function in tl.reduce or tl.associative_scan is called for each
-element (0.1 s for a thousand).
+All programs of a launch run at once. A value is a tensor whose first dimension is the program; where a value is the
+same in all programs, that dimension has one element. Where programs take different branches, or leave a loop at
+different times, both ways run one after the other, each for its own programs (`Run.only`). Kernels with locks, and
+with atomics whose result is used, run program by program, in the order of their numbers.
 
-A process that imports this file needs TRITON_INTERPRET=1 in its environment before it imports triton: then Triton's own
-helpers (tl.sum, tl.softmax) are interpreted, too. It cannot compile kernels.
+A pointer is an integer: the number of a tensor's storage << BYTES, plus bytes. Every address is checked against its
+storage. Each operation has a price, or is refused by its name. There is no time limit but a limit on work, so that an
+endless loop ends, and ends the same way on every machine.
+
+Not looked for: races. Not modelled: how a GPU's approximate functions round.
 """
 
-import ast
-import builtins
-import functools
-import sys
-import types
+import contextlib
+import copy
+import math
+import re
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import libdevice
-from triton.runtime import interpreter as stock
 
-from judge.prices import ACROSS_COST, DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR, launch_milliseconds
-from judge.program import address, tensors_in
-from judge.rules import KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_SYNTAX, dotted, imports, parse
+from judge.ir import Kernel, all_operations, parse_kernel, refused, type_of
+from judge.operations import (BITS, ELEMENTWISE, SAME_SHAPES, SIMPLE, Descriptor, Memory, atomic, check_shapes, dot,
+                              select)
+from judge.prices import ACROSS_COST, DOT_COST, INSTRUCTION_COST, SECTOR
 from judge.verdict import Failed, describe
 
-FILE = "<candidate>"  # the file's name in tracebacks of kernels; their lines are those of the candidate's text
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What a kernel may use
-
-
-def silent(*_, **__):
-    """Stands for print, tl.device_print, tl.device_assert and the like."""
+WIDTH = 1 << 18  # elements of the largest block in all programs that run at once: they stay in a processor's cache
+MOST_ELEMENTS = 1 << 24  # of a value
+MOST_WORK = 1e10  # elements that a launch may compute: about 10 s of an idle core
+OVERHEAD = 20_000  # elements: an operation takes as long by itself
+TERMINATORS = {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return",
+               "tt.map_elementwise.return", "cf.br", "cf.cond_br"}
 
 
-BUILTINS = {name: getattr(builtins, name) for name in KERNEL_BUILTINS} | {"print": silent}  # Python's in a kernel
-PUBLIC = {*tl.__all__, "core", "standard", "random"}
-LIBDEVICE = {name for name in vars(libdevice) if tl.core.is_builtin(vars(libdevice)[name])}
-LANGUAGE = dict.fromkeys((tl, tl.core, tl.standard, tl.random, tl.math), PUBLIC)  # {module: names in it}
-LANGUAGE |= {triton: {"language", *KERNEL_HELPERS}, tl.extra: {"libdevice", "cuda"}, tl.extra.cuda: {"libdevice"},
-             libdevice: LIBDEVICE}
-MEMBERS = {"value", "type", "dtype", "shape", "numel", "element_ty", *vars(tl.int32), *vars(tl.float32)}
-for kind in (tl.tensor, tl.dtype, tl.block_type, tl.tensor_descriptor):  # members of values
-    MEMBERS |= {name for name in dir(kind) if not name.startswith("_")}
+@dataclass
+class Counts:
+    """What a launch did."""
+
+    programs: int
+    touched: dict = field(default_factory=lambda: {"load": {}, "store": {}})  # {storage's address: mask of its sectors}
+    requested: int = 0  # bytes of the sectors of each load and store by itself
+    flops: float = 0  # fp32 FLOPs of all but products
+    products: float = 0  # FLOPs of products, times the cost of their precision
+    work: float = 0  # of this interpreter: elements
 
 
-def refuse(what, line=None):
-    raise Failed(f"{what} is not available inside a Triton kernel without a GPU", "compile", line)
+def parse(text) -> Kernel:
+    """Read a kernel's TTIR. Raises Failed if it uses what has no price here, or makes no sense."""
+    return parse_kernel(text, KNOWN)
 
 
-def names_in(owner, otherwise):
-    """What a kernel may name in one of Triton's modules: nothing in other modules, `otherwise` in what is none."""
-    return LANGUAGE.get(owner, ()) if isinstance(owner, types.ModuleType) else otherwise
+def launch(kernel, grid, arguments) -> Counts:
+    """Run all programs of a launch, in place. arguments: a CPU tensor, number or None for each of kernel.parameters.
 
-
-def found_at(path, scope):
-    """What a dotted path stands for in a kernel, as long as it leads through Triton's modules. None: something else."""
-    found = scope.get(path[0]) if path else None
-    for name in path[1:]:
-        found = getattr(found, name, None) if name in names_in(found, ()) else None
-    return found
-
-
-def check(node, scope):
-    """Raise Failed unless a kernel uses only what Triton's language has: this is the border to the judge's Python.
-
-    No imports, no names but Triton's, the kernels and the constants in `scope`, no attribute that is not a member of
-    Triton's tensors and types. Defaults run when the kernel is defined, so they call nothing.
+    A tensor descriptor that the host has made is (tensor, shape, strides). Raises Failed with the candidate's line.
     """
-    local = {child.arg for child in ast.walk(node) if isinstance(child, ast.arg)}
-    local |= {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)}
-    outside = {name: value for name, value in scope.items() if name not in local}
-    for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
-        if not isinstance(default, (ast.Constant, ast.Name)):
-            refuse(f"the default {ast.unparse(default)}", default.lineno)
-    for child in ast.walk(node):
-        line = getattr(child, "lineno", node.lineno)
-        if not isinstance(child, KERNEL_SYNTAX) or isinstance(child, ast.FunctionDef) and child is not node:
-            refuse(f"`{ast.unparse(child).strip().splitlines()[0][:60]}`", line)
-        if isinstance(child, ast.Name) and child.id not in local | scope.keys() | BUILTINS.keys():
-            refuse(child.id, line)
-        if isinstance(child, ast.Attribute):
-            if child.attr not in names_in(found_at(dotted(child.value), outside), MEMBERS):
-                refuse(ast.unparse(child), line)
-        if isinstance(child, (ast.Attribute, ast.Subscript)) and isinstance(child.ctx, ast.Store):
-            refuse(f"writing to {ast.unparse(child)}", line)
-
-
-def names_of_triton(tree):
-    """{name: object} of what a text imports of Triton's language."""
-    scope = {"triton": triton, "tl": tl}
-    for name, path in imports(tree):
-        root = name.split(".")[0]  # `import a.b` binds a
-        found = found_at(path.split(".") if root == name else [root], {"triton": triton})
-        if found is not None:
-            scope[root] = found
-    return scope
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Triton's interpreter, which checks and counts
-
-stock_type = functools.cache(stock._get_np_dtype)
-
-
-def numpy_type(kind):
-    """Stands for the interpreter's function. numpy has no bf16 and fp8: it would compute with their bits."""
-    kind = kind.scalar
-    if isinstance(kind, tl.pointer_type):
-        return np.dtype(np.uint64)
-    if kind.name.startswith(("bf16", "fp8")):
-        refuse(kind)
-    return stock_type(kind)
-
-
-def truth(tensor):
-    """Stands for tl.tensor.__bool__. Triton's compiler takes `and` of blocks element by element; Python cannot."""
-    if sys._getframe(1).f_code.co_filename != FILE:
-        return True  # Triton itself asks whether it was given a mask
-    if tensor.handle.data.size > 1:
-        raise Failed("`and`, `or`, `not`, chained comparisons, min and max of a block are not available without a GPU: "
-                     "use &, |, ~, tl.minimum", "compile")
-    return bool(tensor.handle.data.item())
-
-
-def begin_reduction(self, values):
-    """Stands for ReduceScanOpInterface.check_tensor: the interpreter's loops over elements take no negative axis."""
-    dimensions = len(values[0].shape)
-    if self.axis is not None:
-        self.axis = int(self.axis) % dimensions
-    stock.interpreter_builder.count(values[0].handle, 1 if self.axis in (None, dimensions - 1) else ACROSS_COST)
-
-
-def round_to_tf32(block):
-    """A block of fp32 with the 10 bits of mantissa that the tensor cores keep."""
-    bits = np.ascontiguousarray(block.data, dtype=np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0xFFF) + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)
-    return stock.TensorHandle(np.where(np.isfinite(block.data), rounded.view(np.float32), block.data), tl.float32)
-
-
-class Counter(stock.InterpreterBuilder):
-    """Triton's interpreter for one launch at a time. It may touch the memory of that launch's tensors only."""
-
-    create_print = create_assert = silent
-    create_int_to_ptr = stock.InterpreterBuilder.cast_impl  # a bitcast gives fewer addresses than there are numbers
-    create_erf = lambda self, arg: self.create_extern_elementwise("", "", "erf", [arg], arg.dtype, True)  # noqa: E731
-
-    def start(self, tensors, grid):
-        self.sizes = {0: 0} | {address(x): x.untyped_storage().nbytes() for x in tensors}
-        self.starts = np.array(sorted(self.sizes), dtype=np.uint64)
-        self.set_grid_dim(*grid)
-        self.touched = {"load": {}, "store": {}}  # of each kind: {address of a storage: a mask of its sectors}
-        self.flops = self.products = 0  # FLOPs of all but tl.dot, and of tl.dot
-        self.requested = 0  # bytes of the sectors of every load and store by itself
-
-    def access(self, pointers, mask, kind, value=None):
-        """Check the addresses of a "load" or a "store" (an atomic, too), and note them: all lie in one tensor."""
-        size = numpy_type(pointers.get_element_ty()).itemsize if value is None else value.data.itemsize
-        if isinstance(mask, stock.TensorHandle):  # it may be a single value; a descriptor's mask is an array
-            mask.data = np.ascontiguousarray(np.broadcast_to(mask.data, pointers.data.shape).astype(bool))
-        active = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
-        if not active.size:
-            return
-        if (active & np.uint64(size - 1)).any():
-            raise Failed(f"misaligned {kind}", "launch")
-        low, high = int(active.min()), int(active.max()) + size
-        start = int(self.starts[np.searchsorted(self.starts, np.uint64(low), side="right") - 1])
-        end = start + self.sizes[start]
-        if high > end:
-            where = f"{-((end - high) // size)} elements past the end" if low < end else "no tensor there"
-            raise Failed(f"out-of-bounds {kind} ({where})", "launch")
-        sectors = (active - np.uint64(start)).astype(np.int64).ravel() >> SECTOR
-        self.touched[kind].setdefault(start, np.zeros((self.sizes[start] >> SECTOR) + 1, dtype=bool))[sectors] = True
-        self.requested += (1 + int(np.count_nonzero(np.diff(sectors)))) << SECTOR
-
-    def create_masked_load(self, ptrs, mask, *rest, **options):
-        self.access(ptrs, mask, "load")
-        return super().create_masked_load(ptrs, mask, *rest, **options)
-
-    def create_masked_store(self, ptrs, value, mask, *rest):
-        self.access(ptrs, mask, "store", value)
-        return super().create_masked_store(ptrs, value, mask, *rest)
-
-    def create_atomic_rmw(self, op, ptr, value, mask, *rest):
-        self.access(ptr, mask, "store", value)
-        return super().create_atomic_rmw(op, ptr, value, mask, *rest)
-
-    def create_atomic_cas(self, ptr, compared, value, *rest):
-        self.access(ptr, None, "store", value)
-        return super().create_atomic_cas(ptr, compared, value, *rest)
-
-    # --- arithmetic
-
-    def count(self, out, cost):
-        self.flops += out.data.size * cost
-        return out
-
-    def unary_op(self, arg, op):
-        return self.count(super().unary_op(arg, op), INSTRUCTION_COST.get(op, 1))
-
-    def binary_op(self, lhs, rhs, op):
-        return self.count(super().binary_op(lhs, rhs, op), INSTRUCTION_COST.get(op, 1))
-
-    def create_fma(self, x, y, z):
-        return self.count(super().create_fma(x, y, z), 2)
-
-    def create_dot(self, a, b, d, precision, *rest):
-        name = str(precision).split(".")[-1].lower() if a.dtype.scalar == tl.float32 else "half"
-        if name == "tf32":
-            a, b = round_to_tf32(a), round_to_tf32(b)
-        filled = float(a.data.any(axis=-1).mean())  # rows past a tensor's end are free: at a GPU's sizes tiles are full
-        self.products += 2 * d.data.size * a.data.shape[-1] * filled * DOT_COST.get(name, 1)
-        return super().create_dot(a, b, d, precision, *rest)
-
-    def create_extern_elementwise(self, library, path, symbol, args, kind, pure):
-        """CUDA's libdevice functions that PyTorch has, too: __nv_tanhf is torch.tanh."""
-        name = symbol.removeprefix("__nv_").removeprefix("fast_")
-        function = getattr(torch, name, None) or getattr(torch, name.removesuffix("f"), None)
-        if function is None or name.startswith(("round", "remainder", "isnan")):  # others than those of this name
-            refuse(f"libdevice's {symbol}")
-        values = function(*[torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args]).numpy()
-        return self.count(stock.TensorHandle(values.astype(numpy_type(kind)), kind.scalar), ERF_COST)
-
-
-@functools.cache
-def interpreted_language() -> Counter:
-    """Let Triton's functions be interpreted by a Counter, once and for good. (Triton does so in each launch anew.)"""
-    stock._get_np_dtype = numpy_type
-    stock.interpreter_builder = builder = Counter()
-    builder.options = stock.InterpreterOptions(sanitize_overflow=False)  # as compiled: integers wrap around
-    stock.interpreter_semantic = stock.TritonSemantic(builder)
-    scope = stock._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    stock._patch_builtin(libdevice, builder, scope)
-    tl.extra.libdevice = libdevice  # by itself it has names only, for the compiler
-    tl.static_print = tl.core.static_print = silent
-    tl.tensor.__bool__ = truth
-    tl.tensor.__index__ = lambda tensor: int(tensor.handle.data.item())
-    stock.ReduceScanOpInterface.check_tensor = begin_reduction
-    stock.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
-    np.seterr(all="ignore")
-    return builder
+    counts, memory = Counts(math.prod(grid)), Memory()
+    together = 1 if kernel.in_order else max(1, WIDTH // kernel.largest)
+    try:
+        values = [memory.argument(kind, value) for kind, value in zip(kernel.parameters, arguments, strict=True)]
+        for first in range(0, counts.programs, together):
+            numbers = torch.arange(first, min(first + together, counts.programs))
+            Run(kernel, memory, counts, grid, numbers).function(kernel.main, values)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise Failed(f"the kernel's IR makes no sense ({describe(error)[0]})", "launch") from None
+    return counts
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def is_kernel(node):
-    """Has a function's syntax tree the decorator @jit, @triton.jit, @triton.jit(...) or @triton.constexpr_function?"""
-    names = {ast.unparse(getattr(decorator, "func", decorator)).split(".")[-1] for decorator in node.decorator_list}
-    return bool(names & {"jit", "constexpr_function"}) and not node.name.startswith("__")  # __builtins__ is ours
+def merge(condition, yes, no):
+    """The values of the way that each program took."""
+    merged = []
+    for a, b in zip(yes, no, strict=True):
+        merged.append(a if a is b or isinstance(a, Descriptor) else select(condition, a, b))
+    return merged
 
 
-class Kernels:
-    """The @triton.jit functions of a candidate's text, as a launcher for program.Program.
+class Run:
+    """Some programs of a launch, all at once."""
 
-    names: values of the global constants that they use. functions: {name: the kernel as a Python function}; one that
-    uses what is not available raises Failed when it is called. counter: what the last launch did.
-    """
+    def __init__(self, kernel, memory, counts, grid, numbers):
+        self.kernel, self.memory, self.counts, self.grid = kernel, memory, counts, grid
+        self.ids = [numbers % grid[0], numbers // grid[0] % grid[1], numbers // (grid[0] * grid[1])]
+        self.programs = self.running = len(numbers)  # running: how many of them are active
+        self.active = torch.ones(self.programs, dtype=torch.bool)
+        self.values = {}  # {name: value} of the function that runs
+        self.priced = True
 
-    def __init__(self, code, names):
-        self.counter = interpreted_language()
-        self.functions = {}
-        self.constexprs = {}
-        tree = parse(code)
-        kernels = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_kernel(node)]
-        self.scope = {**names_of_triton(tree), **names, **{node.name: None for node in kernels}}
-        self.globals = {**self.scope, "__builtins__": BUILTINS}
-        for node in kernels:
-            self.define(node)
+    # --- control
 
-    def define(self, node):
-        parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        self.constexprs[node.name] = {each.arg for each in parameters if "constexpr" in ast.unparse(each)}
-        node.decorator_list, node.returns = [], None
-        for parameter in parameters:
-            parameter.annotation = None
-        try:
-            check(node, self.scope)
-            exec(compile(ast.Module([node], []), FILE, "exec"), self.globals)
-        except Exception as error:
-            self.globals[node.name] = functools.partial(fail, error)
-        function = self.functions[node.name] = self.globals[node.name]
-        function.fn = function  # as tl.reduce calls it
+    @contextlib.contextmanager
+    def only(self, condition):
+        """Let only those of the active programs run for which the condition holds."""
+        before = self.active, self.running
+        self.active = self.active & condition
+        self.running = int(self.active.sum())
+        yield
+        self.active, self.running = before
 
-    def launch(self, launch, arguments):
-        """Run all programs of a launch, in the order of their numbers. Raises Failed with the candidate's line."""
-        name, grid = launch["kernel"], launch["grid"]
-        if name not in self.functions:
-            raise Failed(f"{name} is not a @triton.jit function of the candidate's file", "compile")
-        try:
-            self.counter.start(tensors_in(list(arguments.values())), grid)
-            for key in arguments.keys() - self.constexprs[name]:
-                if not isinstance(arguments[key], bool):  # triton 3.6's _implicit_cvt takes it for a number
-                    arguments = arguments | {key: stock._implicit_cvt(arguments[key])}
-            for position in np.ndindex(*grid):
-                self.counter.grid_idx = position
-                self.functions[name](**arguments)
-        except Exception as error:
-            text, line = describe(error, FILE)
-            raise Failed(f"{name}: {text.removeprefix('Failed: ')}", getattr(error, "stage", "launch"),
-                         getattr(error, "line", None) or line) from None
+    def function(self, function, arguments):
+        """Call a function. Returns its results."""
+        outer, self.values = self.values, dict(zip([name for name, _ in function.parameters], arguments, strict=True))
+        results = self.blocks(function.blocks)
+        self.values = outer
+        return results
 
-    def trial(self, launch, arguments):
-        """The milliseconds of a launch, by which one of an autotuned kernel's configurations is chosen."""
-        self.launch(launch, arguments)
-        return launch_milliseconds(self.counter)
+    def blocks(self, blocks, arguments=()):
+        """Run blocks in their order, each for the programs that jumped to it. Returns what the last ones return."""
+        waiting = {blocks[0].label: (self.active, arguments)}  # {label: (which programs, the block's arguments)}
+        results = None
+        for block in blocks:
+            condition, arguments = waiting.pop(block.label, (None, ()))
+            if condition is None or not condition.any():
+                continue
+            with self.only(condition):
+                given = self.block(block, arguments)
+                for jump, label, values in self.jumps(block.operations[-1], given):
+                    if label is None:
+                        results = values if results is None else merge(jump, values, results)
+                    elif label in waiting:
+                        earlier, others = waiting[label]
+                        waiting[label] = (earlier | jump, merge(jump, values, others))
+                    else:
+                        waiting[label] = (jump, values)
+        if waiting:
+            raise refused("a jump backwards")
+        return results
+
+    def jumps(self, last, given):
+        """[(which programs, a block's label or None for a return, the block's arguments)] at a block's end."""
+        if last.name == "cf.cond_br":
+            condition, *given = given
+            ways = [self.active & condition, self.active & ~condition]
+        elif last.name == "cf.br":
+            ways = [self.active]
+        else:
+            return [(self.active, None, given)]
+        jumps = []
+        for way, (label, arguments) in zip(ways, re.findall(r"(\^\w+)((?:\([^)]*\))?)", last.text), strict=True):
+            count = arguments.count("%")
+            jumps.append((way, label, given[:count]))
+            given = given[count:]
+        return jumps
+
+    def block(self, block, arguments=()):
+        """Run a block's operations. Returns the values that its last one hands on."""
+        values = self.values
+        values.update(zip(block.arguments, arguments))
+        for operation in block.operations:
+            self.counts.work += OVERHEAD
+            if self.counts.work > MOST_WORK:
+                why = "the kernel does not end, or does more than can be interpreted"
+                raise Failed(why, "launch", operation.line)
+            operands = [values[name] for name in operation.operands]
+            if operation.name in TERMINATORS:
+                return operands
+            values.update(zip(operation.results, self.step(operation, operands)))
+            for name in operation.last_uses:
+                values.pop(name, None)
+        return []
+
+    def step(self, operation, operands) -> list:
+        """One operation. Returns its results."""
+        name = operation.name
+        if name in METHODS:
+            return METHODS[name](self, operation, *operands)
+        if name in SAME_SHAPES:
+            check_shapes(operands)
+        if name in ELEMENTWISE:
+            result = ELEMENTWISE[name](*operands).to(operands[-1].dtype)
+        else:
+            result = SIMPLE[name](operation, *operands)
+        self.count(result, INSTRUCTION_COST.get(name, 1))
+        return [result]
+
+    def count(self, value, cost):
+        """Count an instruction for each element of a value, in each active program."""
+        self.counts.work += value.numel()
+        if value.numel() > MOST_ELEMENTS:
+            raise ValueError("a block larger than its type says")
+        if self.priced:
+            fp64 = 2 if value.dtype == torch.float64 else 1
+            self.counts.flops += math.prod(value.shape[1:]) * self.running * cost * fp64
+
+    def branch(self, operation, condition):
+        """scf.if"""
+        sides = [region[0] for region in operation.regions]
+        said = condition if len(condition) == 1 else condition[self.active]
+        if said.all():
+            return self.block(sides[0])
+        if not said.any():
+            return self.block(sides[1]) if len(sides) > 1 else []
+        results = []
+        for side, way in zip(sides, (condition, ~condition)):
+            with self.only(way):
+                results.append(self.block(side))
+        return merge(condition, *results) if len(sides) > 1 else []
+
+    def loop(self, operation, low, high, step, *carried):
+        """scf.for"""
+        index, going = low, self.active
+        while True:
+            going = going & (index < high)
+            if not going.any():
+                return carried
+            with self.only(going):
+                results = self.block(operation.regions[0][0], [index, *carried])
+                carried = results if self.running == self.programs else merge(going, results, carried)
+            index = index + step
+
+    def repeat(self, operation, *carried):
+        """scf.while: its first region says whether to go on, and with what; its second gives the next values."""
+        [before], [after] = operation.regions
+        going, results = self.active, None
+        while True:
+            with self.only(going):
+                condition, *passed = self.block(before, carried)
+                results = passed if results is None else merge(going, passed, results)
+            going = going & condition
+            if not going.any():
+                return results
+            with self.only(going):
+                carried = self.block(after, passed)
+
+    def call(self, operation, *operands):
+        """tt.call of a function that is not inlined"""
+        return self.function(self.kernel.functions[re.search(r'@"?([^"(]+)"?\(', operation.text)[1]], operands)
+
+    # --- functions of elements: of reductions, of scans, of tl.map_elementwise
+
+    def elementwise(self, region, values):
+        """Run a region on the elements of equally shaped values: there, each element is a program of its own."""
+        inner = copy.copy(self)
+        inner.programs = inner.running = values[0].numel()
+        inner.active = torch.ones(inner.programs, dtype=torch.bool)
+        inner.priced = False  # its caller counts
+        results = inner.blocks(region, [value.reshape(-1) for value in values])
+        return [result.expand(inner.programs).view(values[0].shape) for result in results]
+
+    def begin_reduction(self, operation, values):
+        """(values with the reduced dimension first, that dimension). Each element meets the function once."""
+        axis = operation.integer("axis") + 1
+        instructions = len(list(all_operations(operation.regions[0]))) - 1  # the last one hands on
+        self.count(values[0], max(1, instructions) * (ACROSS_COST if axis < values[0].dim() - 1 else 1))
+        return [value.movedim(axis, 0).contiguous() for value in values], axis
+
+    def reduce(self, operation, *values):
+        """tt.reduce: halves are joined until one is left."""
+        values, _ = self.begin_reduction(operation, values)
+        while len(values[0]) > 1:
+            half = len(values[0]) // 2
+            halves = [value[:half] for value in values] + [value[half:] for value in values]
+            values = self.elementwise(operation.regions[0], halves)
+        return [value[0] for value in values]
+
+    def scan(self, operation, *values):
+        """tt.scan: in each round an element takes in what the one `distance` before it has gathered."""
+        values, axis = self.begin_reduction(operation, values)
+        dimensions = [0] if operation.attributes.get("reverse") == "true" else []
+        values = [value.flip(dimensions) for value in values]
+        distance = 1
+        while distance < len(values[0]):
+            both = [value[:-distance] for value in values] + [value[distance:] for value in values]
+            joined = self.elementwise(operation.regions[0], both)
+            values = [torch.cat([value[:distance], new]) for value, new in zip(values, joined)]
+            distance *= 2
+        return [value.flip(dimensions).movedim(0, axis) for value in values]
+
+    def map_elements(self, operation, *values):
+        """tt.map_elementwise"""
+        self.count(values[0], len(list(all_operations(operation.regions[0]))))
+        return self.elementwise(operation.regions[0], torch.broadcast_tensors(*values))
+
+    # --- memory
+
+    def lanes(self, each, pointers, mask, *values):
+        """Addresses, mask and values in one shape: of one program, if all do the same and not `each` has to."""
+        given = [tensor for tensor in (pointers, mask, *values) if tensor is not None]
+        check_shapes(given)
+        shape = torch.broadcast_shapes(*(tensor.shape for tensor in given))
+        if each or shape[0] > 1:
+            shape = (self.programs, *shape[1:])
+            if self.running < self.programs:
+                active = self.active.view(-1, *[1] * (len(shape) - 1))
+                mask = active if mask is None else mask & active
+        if mask is not None:
+            mask = None if mask.all() else mask.expand(shape)
+        return pointers.expand(shape), mask, *(value.expand(shape) for value in values)
+
+    def access(self, kind, operation, size, addresses, mask):
+        """Where addresses lie, as Memory.find says it, and which sectors a "load" or "store" of them touches."""
+        active = chosen(addresses, mask)
+        self.counts.work += 10 * addresses.numel()
+        if not len(active):
+            return []
+        places = self.memory.find(active, size, kind, operation.line)
+        programs = torch.arange(len(addresses)).view(-1, *[1] * (addresses.dim() - 1)).expand(addresses.shape)
+        programs, sectors = chosen(programs, mask), active >> SECTOR
+        new = torch.ones(len(sectors), dtype=torch.bool)
+        new[1:] = (sectors[1:] != sectors[:-1]) | (programs[1:] != programs[:-1])
+        times = self.running if len(addresses) == 1 else 1
+        self.counts.requested += (int(new.sum()) * times) << SECTOR
+        for cells, here, index in places:
+            storage = cells.untyped_storage()
+            marks = torch.zeros((storage.nbytes() >> SECTOR) + 1, dtype=torch.bool)
+            marks = self.counts.touched[kind].setdefault(storage.data_ptr(), marks)
+            marks[index[new[here]] * size >> SECTOR] = True
+        return places
+
+    def load(self, operation, pointers, mask=None, other=None, dtype=None):
+        """tt.load"""
+        dtype = dtype or type_of(operation.type.pointee).dtype
+        bits = BITS[dtype.itemsize]
+        if other is None:
+            other = torch.zeros(1, dtype=dtype).expand(1, *pointers.shape[1:])
+        addresses, mask, other = self.lanes(False, pointers, mask, other)
+        loaded = torch.empty(addresses.numel() if mask is None else int(mask.sum()), dtype=bits)
+        for cells, here, index in self.access("load", operation, dtype.itemsize, addresses, mask):
+            loaded[here] = cells[index]
+        if mask is None:
+            return [loaded.view(dtype).view(addresses.shape)]
+        return [other.contiguous().view(bits).masked_scatter(mask, loaded).view(dtype)]
+
+    def store(self, operation, pointers, value, mask=None):
+        """tt.store"""
+        addresses, mask, value = self.lanes(False, pointers, mask, value)
+        value = chosen(value, mask).view(BITS[value.element_size()])
+        for cells, here, index in self.access("store", operation, value.element_size(), addresses, mask):
+            cells[index] = value[here]
+        return []
+
+    def atomic(self, operation, pointers, value, mask=None):
+        """tt.atomic_rmw"""
+        return self.change(operation, operation.word, pointers, mask, value)
+
+    def swap(self, operation, pointers, compared, value):
+        """tt.atomic_cas"""
+        return self.change(operation, "exch", pointers, None, value, compared)
+
+    def change(self, operation, kind, pointers, mask, *values):
+        addresses, mask, *values = self.lanes(True, pointers, mask, *values)
+        dtype = values[0].dtype
+        self.count(addresses, 1)
+        values = [chosen(value, mask) for value in values]
+        found = torch.zeros_like(values[0])
+        for cells, here, index in self.access("store", operation, dtype.itemsize, addresses, mask):
+            those = [value[here] for value in values]
+            found[here] = atomic(kind, cells.view(dtype), index, *those, ordered=self.kernel.in_order)
+        if mask is None:
+            return [found.view(addresses.shape)]
+        return [torch.zeros(addresses.shape, dtype=dtype).masked_scatter(mask, found)]
+
+    def make_descriptor(self, operation, base, *sizes):
+        """tt.make_tensor_descriptor"""
+        half = len(sizes) // 2
+        return [Descriptor(base, sizes[:half], sizes[half:], operation.types[-1])]
+
+    def load_block(self, operation, descriptor, *indices):
+        """tt.descriptor_load, tt.descriptor_gather"""
+        [block] = self.load(operation, *descriptor.block(indices), dtype=descriptor.type.dtype)
+        return [block.reshape(-1, *operation.type.shape)]
+
+    def store_block(self, operation, descriptor, *indices):
+        """tt.descriptor_store, tt.descriptor_scatter, tt.descriptor_reduce"""
+        *indices, value = indices
+        pointers, mask = descriptor.block(indices)
+        value = value.reshape(-1, *mask.shape[1:])
+        if operation.name == "tt.descriptor_reduce":
+            return self.change(operation, operation.word, pointers, mask, value)
+        return self.store(operation, pointers, value, mask)
+
+    # --- the rest
+
+    def program_id(self, operation):
+        return [self.ids["xyz".index(operation.word)].int()]
+
+    def program_count(self, operation):
+        return [torch.tensor([self.grid["xyz".index(operation.word)]], dtype=torch.int32)]
+
+    def transpose(self, operation, value):
+        """It goes through shared memory, unless the tensor cores read it in that order."""
+        if operation.results[0] not in self.kernel.for_products:
+            self.count(value, ACROSS_COST)
+        order = re.findall(r"\d+", operation.attributes["order"].partition(":")[2])
+        return [value.permute(0, *(int(axis) + 1 for axis in order))]
+
+    def dot(self, operation, a, b, total):
+        """Rows of zeros are free: they lie past a tensor's end, and at a GPU's sizes blocks are full."""
+        precision = operation.attributes.get("inputPrecision", "ieee")
+        filled = float(a.to(total.dtype).any(-1).float().mean())
+        cost = DOT_COST.get(precision if a.dtype == torch.float32 else str(a.dtype), DOT_COST["half"])
+        multiplied = math.prod(total.shape[1:]) * a.shape[-1]
+        self.counts.work += multiplied * max(len(a), len(b)) / 16
+        self.counts.products += 2 * multiplied * filled * self.running * cost
+        return [dot(a, b, total, precision)]
+
+    def split(self, operation, value):
+        return [value[..., 0], value[..., 1]]
+
+    def nothing(self, operation, *operands):
+        return []
 
 
-def fail(error, /, *args, **kwargs):
-    raise error
+def chosen(value, mask):
+    """The elements of a value, in one dimension."""
+    return value.reshape(-1) if mask is None else value[mask]
+
+
+METHODS = {
+    "scf.if": Run.branch, "scf.for": Run.loop, "scf.while": Run.repeat, "tt.call": Run.call, "tt.reduce": Run.reduce,
+    "tt.scan": Run.scan, "tt.map_elementwise": Run.map_elements, "tt.load": Run.load, "tt.store": Run.store,
+    "tt.atomic_rmw": Run.atomic, "tt.atomic_cas": Run.swap, "tt.make_tensor_descriptor": Run.make_descriptor,
+    "tt.descriptor_load": Run.load_block, "tt.descriptor_gather": Run.load_block,
+    "tt.descriptor_store": Run.store_block, "tt.descriptor_scatter": Run.store_block,
+    "tt.descriptor_reduce": Run.store_block, "tt.get_program_id": Run.program_id,
+    "tt.get_num_programs": Run.program_count, "tt.trans": Run.transpose, "tt.dot": Run.dot, "tt.split": Run.split}
+for name in ("tt.print", "tt.assert", "llvm.intr.assume", "gpu.barrier", "ttg.barrier"):
+    METHODS[name] = Run.nothing
+KNOWN = {*METHODS, *SIMPLE, *ELEMENTWISE, *TERMINATORS}

@@ -1,66 +1,57 @@
-"""The judge: a process that holds one task and judges its candidates. Of their text it runs only checked kernels.
+"""The judge: a process that holds tasks, and judges their candidates. It runs their programs, and none of their Python.
 
 Both clocks follow one order, and the first step that fails decides the verdict:
 
-    program      what the recorder sent is checked against its schema, and outputs must have memory of their own
-    check        in each trial: new inputs, the program's output, *then* the reference's, and both are compared
+    program      what the recorder sent is looked at
+    check        in each trial: new inputs, the program's answer, *then* the reference's, and both are compared
     leave out    each of its kernels in turn: one whose absence changes nothing did not matter
     time         of the reference and of the candidate
 
-A program runs here (`Running`); without a GPU in a fork (`Forked`) made before any answer exists, and an endless
-kernel costs only that fork. A CUDA C++ candidate runs in a process of its own (extension.Extension).
+With a GPU, judges check at the same time, and one alone may take times (processes.gpu_lock).
 """
 
 import gc
-import json
-import os
+import pickle
 import signal
-import socket
 import sys
-import time
 import warnings
-from dataclasses import asdict
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.processes import Gone, begin_process, limit, receive, send, serve_forks
-from judge.program import (Program, bytes_in, checked, copy_of, dense, layouts_in, operator_of, read_value,
-                           tensors_in)
-from judge.reference import Answer, Reference, compare, layout_of, own_memory, state_of, structure
-from judge.verdict import Failed, Verdict, describe, set_failure, set_profile, set_roofline
-from tasks import GPU_BATCH_FACTOR, TaskError
+from judge import interpreter, measured, prices
+from judge.comparison import difference
+from judge.processes import EXCLUSIVE, SHARED, begin_server, gpu_lock, limit, serve_forks
+from judge.program import NONSENSE, Program, bytes_in, copy_of, operator_of, raw, tensors_in, unpacked
+from judge.reference import Answer, Reference, seed_torch, state_of
+from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
+from tasks import TaskError
+
+RECORDING, ROOM = 8, 16 << 20  # a recorder may send so many times the bytes of the task's tensors, and so many more
+SPARE = 1 << 30  # bytes of a GPU's memory that an idle judge may keep for its next candidate
 
 
-class Task:
-    """A loaded task: its reference, and what a clock needs of it. Raises TaskError."""
+class LoadedTask:
+    """A task's reference, and a clock that has priced or timed it. Raises TaskError."""
 
-    def __init__(self, name, source, settings, secret, gpu):
-        self.settings, self.gpu = settings, gpu
+    def __init__(self, name, source, settings, secret):
+        self.settings = settings
         self.modelled = settings["clock"] == "modelled"
+        torch.set_default_dtype(torch.float32)  # another task's module may have changed it
         self.reference = reference = Reference(name, source, settings, secret)
         inputs = copy_of(reference.example)
         try:
             with torch.no_grad(), reference.place:
                 outputs = tree_leaves(reference.model(*inputs))
-            others = tensors_in(inputs) + list(state_of(reference.model).values())
-            self.lacking = own_memory(map(layout_of, outputs), map(layout_of, others))
-            if self.modelled:
-                self.price(inputs, outputs)
-            else:
-                from judge import measured
-                self.clock = measured.Clock(reference, settings)
+            state = list(state_of(reference.model).values())
+            self.room = RECORDING * bytes_in([inputs, outputs, state]) + ROOM  # bytes of a recording, and of constants
+            self.clock = (prices if self.modelled else measured).Clock(reference, settings)
         except RuntimeError as error:
             raise TaskError(f"{name}: the reference fails: {describe(error)[0]}") from None
 
-    def price(self, inputs, outputs):
-        """Price the reference's forward, once."""
-        from judge import prices
-        self.clock = prices.Clock(map(prices.address, state_of(self.reference.model).values()))
-        with torch.no_grad(), self.reference.place, self.clock:
-            self.reference.model(*inputs)
-        self.room = 4 * bytes_in(outputs) + (1 << 20)  # bytes of a candidate's outputs
-        self.needed = bytes_in([inputs, outputs]) + bytes_in(self.reference.constructed) / GPU_BATCH_FACTOR
+    def gpu(self, how):
+        """A context within which the GPU is shared with others, or not. Its time is limited (see `main`)."""
+        return gpu_lock(self.settings.get("gpu"), how, self.settings["seconds"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -68,271 +59,192 @@ class Task:
 
 
 def judge(task, code, recording) -> Verdict:
-    """The verdict on one candidate. recording: what the recorder sent, or None for CUDA C++."""
-    verdict, candidate = Verdict(clock=task.settings["clock"]), None
+    """The verdict on one candidate. recording: the bytes that a recorder sent."""
+    verdict = Verdict(clock=task.settings["clock"])
     try:
-        if recording is None:
-            from judge.extension import Extension
-            candidate = Extension(task, code)
-        else:
-            candidate = (Forked if task.modelled else Running)(task, code, recording)
-        verdict.compiled = True
-        first = check(task, code, candidate, verdict)
-        leave_out(task, candidate, verdict, *first)
-        candidate.time(verdict)
+        recording = unpacked(recording)
+        if "failed" in recording:
+            raise Failed(str(recording["error"]), recording["failed"], recording["line"])
+        with task.gpu(SHARED):
+            candidate = Candidate(task, code, recording)
+            verdict.compiled = True
+            inputs, answer = check(task, code, candidate, verdict)
+            counting = leave_out(task, candidate, inputs, answer)
+        with task.gpu(EXCLUSIVE):
+            candidate.load(candidate.may_be_perturbed)
+            set_profile(verdict, task.clock.profile(candidate.program, inputs), counting)
+            task.clock.time(candidate.program, candidate.may_be_perturbed, verdict)
+        verdict.tuned = candidate.program.tuned
     except Failed as failed:
         set_failure(verdict, code, failed)
-    except TimeoutError:
-        set_failure(verdict, code, Failed(f"no result within {task.settings['timeout']:g} s"))
-    except (Gone, OSError):
-        set_failure(verdict, code, Failed("the process ended without a result (crash, exit or memory limit)"))
-    except Exception as error:  # a forged recording may cause any
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # a forged one may cause any of these
+        set_failure(verdict, code, Failed(f"{NONSENSE} ({describe(error)[0]})"))
+    except Exception as error:
         set_failure(verdict, code, Failed(describe(error)[0]))
-    finally:
-        if candidate is not None:
-            candidate.close()
     return verdict
 
 
 def check(task, code, candidate, verdict) -> tuple:
-    """Compare the outputs in every trial. Returns the first one's inputs and the reference's answer. Raises Failed."""
-    reference, first = task.reference, ()
-    for trial in range(task.settings["trials"]):
-        if trial < 2:  # later trials find what the one before them has left in buffers
-            perturbed = trial == 1 and candidate.may_be_perturbed
+    """Compare the answers in every trial. Returns the first one's inputs and the reference's answer. Raises Failed.
+
+    Parameters are perturbed but for the last trial: work that does not matter yet, as a gate is zero, must be done.
+    """
+    reference, first, last = task.reference, (), task.settings["trials"] - 1
+    notes = list(reference.notes)
+    if reference.constructed and not candidate.may_be_perturbed:
+        notes.append("its parameters were not perturbed: they are not the reference's by name and value")
+    for trial in range(last + 1):
+        perturbed = candidate.may_be_perturbed and (trial < last or last == 0)
+        if trial in (0, last):  # the others find what the one before them has left in buffers
             candidate.load(perturbed)
             reference.load(perturbed)
-            if trial == 1 and not perturbed and reference.constructed:
-                verdict.note = "its parameters were not perturbed: they are not the reference's by name and value"
         inputs = reference.inputs(code, trial)
         got = candidate.run(trial, inputs)
         answer = reference.run(inputs, candidate.seed)
         if set(got.changed) - set(answer.changed):
             raise Failed("changes its input tensors in place", "rejected")
-        if problem := difference(answer, got, reference.bounds(trial)):
+        if set(got.shared) - set(reference.shared):
+            raise Failed("an output has no memory of its own: its elements overlap, or it is an input, a parameter or "
+                         "another output once more, and the reference's is not")
+        if problem := difference(answer, got, reference.bounds(trial, perturbed)):
             raise Failed(problem)
         first = first or (inputs, answer)
-    verdict.correct = True
+    verdict.correct, verdict.note = True, "; ".join(notes)
     return first
 
 
-def difference(answer, got, bounds):
-    """What is wrong with a candidate's answer, or None."""
-    if got.structure != answer.structure:
-        return f"wrong output: {got.structure} instead of {answer.structure}"
-    return compare(answer.leaves, got.leaves, bounds)
+def leave_out(task, candidate, inputs, answer) -> set:
+    """The kernels that matter: without one of them the output is wrong. Rejects a candidate without any.
 
-
-def leave_out(task, candidate, verdict, inputs, answer):
-    """Enter profile and coverage. Where kernels of its own are required, reject a candidate without one that matters.
-
-    A kernel matters if the output is wrong without it. That is not asked of CUDA C++, whose kernels cannot be left out.
+    Where no kernel is required, all count.
     """
-    def right_without(names):
-        candidate.load(False)
-        return difference(answer, candidate.run(0, inputs, names), task.reference.bounds(0)) is None
+    own, perturbed = candidate.program.kernels, candidate.may_be_perturbed
+    bounds = task.reference.bounds(0, perturbed)
 
-    own, counting = candidate.kernels, set(candidate.kernels)
-    if task.settings["require_kernel"]:
-        if not own:
-            raise Failed("launches no kernel of its own", "rejected")
-        if candidate.can_leave_out:
-            if len(own) > 1:
-                counting = {name for name in own if not right_without([name])}
-            if right_without(own):
-                counting = set()
-        if not counting:
-            raise Failed("the results of its kernels do not reach the output", "rejected")
-    set_profile(verdict, candidate.profile(inputs), counting)
+    def right_without(names):
+        candidate.load(perturbed)
+        return difference(answer, candidate.run(0, inputs, names), bounds) is None
+
+    if not task.settings["require_kernel"]:
+        return set(own)
+    if not own:
+        raise Failed("launches no kernel of its own", "rejected")
+    counting = {name for name in own if len(own) == 1 or not right_without([name])}
+    if not counting or right_without(own):
+        raise Failed("the results of its kernels do not reach the output", "rejected")
+    return counting
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Where a candidate's program runs
+# The candidate
 
 
-class Running:
-    """A candidate's program in this process: with a GPU the judge's, without one the fork's (see Forked)."""
-
-    can_leave_out = True
+class Candidate:
+    """A candidate's program, and its answers in trials. Raises Failed for a recording that cannot be run."""
 
     def __init__(self, task, code, recording):
-        self.task = task
-        self.code = code
-        self.reference = task.reference
-        self.events = None  # prices of its steps, where there is no GPU
-        program, constants, binaries = checked(recording)
-        others = [*program["inputs"], *program["state"].values()]
-        if own_memory(layouts_in(program["output"]), others) - task.lacking:
-            raise Failed("an output has no memory of its own: its elements overlap, or it is an input, a parameter or "
-                         "another output once more, and the reference's is not")
+        self.task, self.reference = task, task.reference
         self.seed = self.reference.derive(code, "forward")
-        self.may_be_perturbed = not program["fixed"]
-        if task.modelled:
-            from judge import interpreter, prices
-            for step in program["steps"]:
-                if step[0] == "operator" and (reason := prices.refusal(operator_of(step[1]), task.clock.called)):
-                    raise Failed(reason)
-            names = {name: read_value(value, None) for name, value in program["names"].items()}
-            launcher = interpreter.Kernels(code, names)
-        else:
-            from judge import measured
-            launcher = measured.Binaries(binaries)
-            task.gpu("share")
-        self.program = Program(program, constants, self.reference.device, launcher)
-        self.kernels = self.program.kernels
+        self.may_be_perturbed = not recording["program"]["fixed"]
+        launcher = (Interpreted if task.modelled else measured.Binaries)(recording["compiled"])
+        self.program = Program(recording, self.reference.device, launcher, task.room)
+        if self.reference.shared:  # then what an output keeps from one forward to the next is the task's own state
+            self.program.returned = []
+        for row in self.program.rows if task.modelled else ():
+            if row[0] == "operator" and (reason := prices.refusal(operator_of(row[1]), task.clock.called)):
+                raise Failed(reason)
 
     def load(self, perturbed):
         self.program.load(self.reference.state(perturbed))
 
+    @torch.no_grad()
     def run(self, trial, inputs, mute=()) -> Answer:
         """One forward on copies of a trial's inputs. Memory that it has not written is poisoned."""
+        if list(map(kind_of, inputs)) != list(map(kind_of, self.reference.example)):
+            raise Failed("the shapes of the inputs change from one call to the next")
         copies = [x.clone() for x in tensors_in(inputs)]
-        observer = None
-        if self.task.modelled and self.events is None:
-            from judge import prices
-            observer = prices.Prices(self.program.launcher, map(prices.address, self.program.memory.values()))
-        torch.manual_seed(self.seed)
-        with torch.no_grad():
-            # Of two kinds: else a kernel could see by it whether it is being checked.
-            output = self.program.run(copies, mute, "noise" if mute else ("nan", "random")[trial % 2], observer)
-        self.events = observer.events if observer else self.events
-        places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        changed = [i for i, copy in zip(places, copies) if not torch.equal(dense(inputs[i]), dense(copy))]
-        return Answer(tree_leaves(output), structure(output), changed)
-
-    def profile(self, inputs) -> list:
-        """[[milliseconds, label, is it a kernel of its own?]] of the steps of a forward."""
-        self.task.gpu("alone")
-        return self.task.clock.profile(self.program, inputs)
-
-    def time(self, verdict):
-        """Enter times and speedup."""
-        verdict.tuned = self.program.tuned()
-        self.task.gpu("alone")
-        self.task.clock.time(self.program, verdict)
-
-    def close(self):
-        self.program = None
+        seed_torch(self.seed)
+        # Of two kinds: else a kernel could see by it whether it is being checked.
+        output = self.program.run(copies, mute, "noise" if mute else ("nan", "random")[trial % 2])
+        after = iter(copies)
+        after = [next(after) if isinstance(x, torch.Tensor) else x for x in inputs]
+        changed = [i for i, x in enumerate(inputs)
+                   if isinstance(x, torch.Tensor) and not torch.equal(raw(x), raw(after[i]))]
+        kept = self.program.kept
+        state = {name: kept[number] for name, number in self.program.named.items() if number in kept}
+        return self.reference.answer(output, after, state, changed, kept.values())
 
 
-class Forked:
-    """A candidate in a fork of the judge, whose kernels' text runs in Triton's interpreter there.
+def kind_of(x):
+    """What a program relies on: of a tensor its dtype, shape and strides, of anything else its value."""
+    return [x.dtype, x.shape, x.stride()] if isinstance(x, torch.Tensor) else x
 
-    The fork draws its inputs itself, and has no answers: the reference has not run on them when it is made.
-    """
 
-    can_leave_out = True
+class Interpreted:
+    """The launcher of a program's kernels without a GPU: interprets their IR. counts: what the last launch did."""
 
-    def __init__(self, task, code, recording):
-        self.task, self.deadline = task, time.monotonic() + task.settings["timeout"]
-        self.sock, there = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self.sock.close()
-            self.serve(there, task, code, recording)
-        there.close()
+    def __init__(self, compiled):
+        self.compiled, self.kernels = compiled, {}
+        self.counts, self.spent = None, 0.0
+
+    def launch(self, launch, arguments):
+        index = launch["compiled"]
+        if index not in self.kernels:
+            self.kernels[index] = interpreter.parse(self.compiled[index]["code"].decode())
         try:
-            self.seed, self.may_be_perturbed, self.kernels = self.ask("begin")
-        except BaseException:
-            self.close()
-            raise
+            self.counts = interpreter.launch(self.kernels[index], launch["grid"], arguments)
+        except Failed as failed:
+            raise Failed(f"{launch['kernel']}: {failed}", failed.stage, failed.line) from None
+        self.spent += prices.launch_milliseconds(self.counts)
 
-    def serve(self, sock, task, code, recording):
-        """The fork: answer orders until the judge hangs up."""
-        running = None
-        begin_process()
-        limit(task.settings)
-        try:
-            while True:
-                order, *arguments = receive(sock)
-                try:
-                    if order == "begin":
-                        running = Running(task, code, recording)
-                        answer = [running.seed, running.may_be_perturbed, running.kernels]
-                    elif order == "prices":
-                        answer = [running.events, running.program.tuned()]
-                    elif order == "load":
-                        answer = running.load(*arguments)
-                    else:
-                        trial, mute = arguments
-                        got = running.run(trial, task.reference.inputs(code, trial), mute)
-                        if bytes_in(got.leaves) > task.room:
-                            raise Failed("wrong output: far larger than the reference's")
-                        leaves = [x if isinstance(x, torch.Tensor) else type(x).__name__ for x in got.leaves]
-                        answer = [leaves, got.structure, got.changed]
-                except Failed as error:
-                    answer = {"failed": error.stage, "error": str(error), "line": error.line}
-                except Exception as error:
-                    answer = {"failed": "forward", "error": describe(error)[0], "line": None}
-                send(sock, answer)
-        finally:
-            os._exit(0)
-
-    def ask(self, *order):
-        send(self.sock, list(order))
-        answer = receive(self.sock, self.deadline)
-        if isinstance(answer, dict):
-            raise Failed(answer["error"], answer["failed"], answer["line"])
-        return answer
-
-    def load(self, perturbed):
-        self.ask("load", perturbed)
-
-    def run(self, trial, inputs, mute=()) -> Answer:
-        return Answer(*self.ask("run", trial, list(mute)))
-
-    def profile(self, inputs) -> list:
-        self.events, self.tuned = self.ask("prices")
-        return self.events
-
-    def time(self, verdict):
-        from judge import prices
-        clock = self.task.clock
-        verdict.tuned = self.tuned
-        verdict.reference_ms = sum(ms for ms, _, _ in clock.events)
-        verdict.candidate_ms = sum(ms for ms, _, _ in self.events)
-        verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
-        set_roofline(verdict, self.task.needed, clock.flops, prices.BANDWIDTH, prices.PEAK)
-
-    def close(self):
-        self.sock.close()
-        os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+    def trial(self, call) -> float:
+        """The milliseconds of a call, by which one of an autotuned kernel's configurations is chosen."""
+        self.spent = 0.0
+        call()
+        return self.spent
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The process
 
 
-def serve(sock, settings, secret):
-    """Take orders, one after the other: to load a task, to judge a candidate of it."""
-    task, on_gpu = None, settings["device"] != "cpu"
-
-    def gpu(how):
-        """Have the GPU: share it with others, or alone."""
-        if on_gpu:
-            send(sock, {"gpu": how})
-            receive(sock)
-
+def serve(connection, settings, secret):
+    """Take orders, one after the other: to load a task, to drop one, to judge a candidate of one."""
+    on_gpu, loaded = settings["device"] != "cpu", {}
     if on_gpu:
         torch.cuda.set_device(settings["device"])
+        torch.cuda.init()
+    else:
+        limit(settings["memory"])
     while True:
-        order = receive(sock)
-        if "load" in order:
-            task = None
-            gc.collect()
-            if on_gpu:
-                torch.cuda.empty_cache()
-            try:
-                gpu("share")
-                task = Task(order["load"]["name"], order["load"]["source"], settings, secret, gpu)
-                answer = {"blueprint": task.reference.blueprint()}
-            except TaskError as error:
-                answer = {"unusable": str(error)}
+        order, source, *more = connection.recv()
+        if order == "load":
+            connection.send(load(loaded, source, *more, settings, secret))
+        elif order == "drop":
+            loaded.pop(source, None)
         else:
-            verdict = judge(task, order["judge"], order["recording"])
-            answer = {"verdict": asdict(verdict), "broken": on_gpu and is_broken()}
-        send(sock, answer)
+            verdict = judge(loaded[source], *more)
+            connection.send((verdict, on_gpu and is_broken()))
+        if on_gpu and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
+            gc.collect()
+            torch.cuda.empty_cache()  # other judges need it
+
+
+def load(loaded, source, name, settings, secret) -> dict:
+    """What the trainer needs to know of a task: its blueprint, and bytes: `room` of a recording, `takes` of memory."""
+    try:
+        if settings["device"] != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        with gpu_lock(settings.get("gpu"), SHARED, 3 * settings["timeout"]):
+            loaded[source] = task = LoadedTask(name, source, settings, secret)
+        takes = task.room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
+        blueprint = pickle.dumps(task.reference.blueprint() | {"room": task.room})
+        return {"blueprint": blueprint, "room": task.room, "takes": takes}
+    except TaskError as error:
+        return {"unusable": str(error)}
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return {"unusable": f"{name}: its arguments cannot be passed on: {describe(error)[0]}"}
 
 
 def is_broken() -> bool:
@@ -345,17 +257,14 @@ def is_broken() -> bool:
 
 
 def main():
-    control, settings = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
-    secret = bytes.fromhex(control.recv(256).decode())
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # a kernel's text may cause thousands
-    if settings["clock"] == "modelled":
-        from judge import interpreter, prices  # noqa: F401 (forks find it loaded)
-    else:
-        from judge import measured  # noqa: F401
+    connection, settings = begin_server(sys.argv)
+    secret = bytes.fromhex(connection.recv())
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a judge that takes too long ends: the trainer forks another
+    warnings.simplefilter("ignore")
+    if settings["clock"] == "measured":
         with torch.utils.flop_counter.FlopCounterMode(display=False):  # PyTorch imports what it needs for a mode
             torch.zeros(1) + 1
-    serve_forks(control, lambda sock: serve(sock, settings, secret))
+    serve_forks(connection, lambda there: serve(there, settings, secret))
 
 
 if __name__ == "__main__":

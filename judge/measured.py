@@ -6,6 +6,7 @@ count.
 """
 
 import ctypes
+import functools
 import os
 import random
 import statistics
@@ -14,11 +15,10 @@ import time
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from judge.comparison import compare, loose, named
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.reference import compare, loose, structure
 from judge.verdict import Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement
@@ -26,7 +26,6 @@ BATCH = 0.0005  # seconds of the reference's work in a batch
 MOST_CALLS, INPUT_ROOM = 16, 1 << 30  # of a batch: calls, and bytes of their inputs and outputs
 COLD = 256 << 20  # bytes; writing and reading so many leaves nothing else in any L2 cache
 PAUSE, LONG_PAUSE = 300_000, 15_000_000  # clock cycles, 0.15 and 7.5 ms: to queue graphs, and operator by operator
-PER_THREAD = 2  # CUDA's name of a thread's own default stream, on which nvcc has extensions launch (processes.py)
 TRIALS = 5  # launches of each configuration of an autotuned kernel
 OTHERWISE = "its timed calls give other results than its checked ones"
 
@@ -42,8 +41,6 @@ CONFIG = struct.Struct("7IPPI4x")  # CUlaunchConfig: grid, block, bytes of share
 
 def argument(kind, value) -> bytes:
     """An argument of a kernel as Triton's own launcher passes it. kind: its type in the signature."""
-    if not isinstance(kind, str):
-        raise TypeError("a tuple cannot be passed to a compiled kernel here")
     if kind.startswith("*") and (value is None or isinstance(value, torch.Tensor) and value.is_cuda):
         return struct.pack("<Q", 0 if value is None else value.data_ptr())
     if kind in INTEGERS and isinstance(value, int):
@@ -57,8 +54,8 @@ def argument(kind, value) -> bytes:
 class Binaries:
     """The launcher of a program's compiled kernels: the recorder sends machine code, what launches it is here."""
 
-    def __init__(self, binaries):
-        self.cuda, self.binaries = ctypes.CDLL("libcuda.so.1"), binaries
+    def __init__(self, compiled):
+        self.cuda, self.binaries = ctypes.CDLL("libcuda.so.1"), compiled
         self.functions = {}  # {index: (module, function)}
 
     def __del__(self):
@@ -80,21 +77,31 @@ class Binaries:
             function = ctypes.c_void_p()
             name = binary["name"]
             torch.cuda.synchronize()  # from here on this thread has a CUDA context
-            self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["cubin"].numpy().tobytes())
+            self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["code"])
             self.call(name, "cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            self.check_parameters(name, function, len(binary["signature"]) + 2)  # two more are Triton's own
             if binary["shared"] > 48 << 10:
                 self.call(name, "cuFuncSetCacheConfig", function, PREFER_SHARED)
                 self.call(name, "cuFuncSetAttribute", function, SHARED_MEMORY, binary["shared"])
             self.functions[index] = module, function
         return self.functions[index][1]
 
+    def check_parameters(self, name, function, count):
+        """Raise Failed for a kernel with more parameters than it is given, or larger ones, which it would read."""
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        ask = getattr(self.cuda, "cuFuncGetParamInfo", None)  # of CUDA 12.4
+        for position in range(count + 1) if ask else ():
+            absent = ask(function, ctypes.c_size_t(position), ctypes.byref(offset), ctypes.byref(size))
+            if not absent and (size.value > 8 or position == count):
+                raise Failed(f"{name}: it takes other parameters than it says", "launch")
+
     def launch(self, launch, arguments):
-        """Queue a launch on the current stream. arguments: {parameter: value}. Raises Failed."""
-        binary, (x, y, z) = self.binaries[launch["binary"]], launch["grid"]
+        """Queue a launch on the current stream. arguments: a value for each parameter. Raises Failed."""
+        binary, (x, y, z) = self.binaries[launch["compiled"]], launch["grid"]
         name, ctas = binary["name"], binary["num_ctas"]
         try:
-            values = [argument(kind, arguments[parameter]) for parameter, kind in binary["signature"]]
-        except (KeyError, TypeError, OverflowError, struct.error) as error:
+            values = [argument(*pair) for pair in zip(binary["signature"], arguments, strict=True)]
+        except (TypeError, ValueError, OverflowError, struct.error) as error:
             raise Failed(f"{name}: {describe(error)[0]}", "launch") from None
         if x * y * z == 0:
             return
@@ -106,12 +113,12 @@ class Binaries:
         cluster = ctypes.create_string_buffer(CLUSTER.pack(4, ctas, 1, 1, 5, 1))
         config = CONFIG.pack(x * ctas, y, z, 32 * binary["num_warps"], 1, 1, binary["shared"],
                              torch.cuda.current_stream().cuda_stream, ctypes.addressof(cluster), 2 * (ctas > 1))
-        self.call(name, "cuLaunchKernelEx", config, self.function(launch["binary"]), places, None)
+        self.call(name, "cuLaunchKernelEx", config, self.function(launch["compiled"]), places, None)
 
-    def trial(self, launch, arguments) -> float:
-        """Milliseconds of some launches: what choosing among an autotuned kernel's configurations goes by."""
-        self.launch(launch, arguments)
-        return paused(lambda: [self.launch(launch, arguments) for _ in range(TRIALS)])
+    def trial(self, call) -> float:
+        """Milliseconds of some calls: what choosing among an autotuned kernel's configurations goes by."""
+        call()
+        return paused(lambda: [call() for _ in range(TRIALS)])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -219,7 +226,7 @@ class Side:
 
     def capture(self) -> bool:
         """Capture a graph for each slot, each in memory of its own: some are replayed, in a random order."""
-        graphs, stream = {}, torch.cuda.ExternalStream(PER_THREAD)
+        graphs, stream = {}, torch.cuda.Stream()
         try:
             torch.cuda.synchronize()
             with torch.cuda.stream(stream):
@@ -260,9 +267,15 @@ class Side:
         return paused(queue, PAUSE if graphs else LONG_PAUSE) / 1e3
 
     def result(self, slot) -> list:
-        """[leaves of what the last call on a slot gave, copied; their structure; indices of inputs that it changed]."""
-        out, inputs = copy_of(self.outputs[slot]), tensors_in(self.drawn[slot])
-        return [tree_leaves(out), structure(out), differing(tensors_in(self.slots[slot]), inputs)]
+        """[{name: copy of a tensor} that the last call on a slot returned; indices of inputs that it changed]."""
+        inputs = tensors_in(self.drawn[slot])
+        return [named(tensors_in(copy_of(self.outputs[slot]))), differing(tensors_in(self.slots[slot]), inputs)]
+
+
+@functools.cache
+def cold_memory():
+    """What is written and read to empty the cache: one for all tasks of a process."""
+    return torch.zeros(COLD // 4, dtype=torch.int32, device="cuda")
 
 
 class Clock:
@@ -272,20 +285,20 @@ class Clock:
     def __init__(self, reference, settings):
         self.reference = reference
         self.enough_seconds = settings["measure"]
-        self.slots = {}
+        self.slots, self.perturbed = {}, True  # perturbed: are parameters, while time is taken?
         inputs, model = reference.inputs("timed", 0), reference.model
         with FlopCounterMode(display=False) as counter:
             size = bytes_in([inputs, reference.run(inputs, 0).leaves])
         self.flops = counter.get_total_flops()
         self.needed = size + bytes_in(reference.state(False))
         call = torch.compile(model) if settings["baseline"] == "compile" else model
-        self.side = Side(lambda inputs: call(*inputs), self.slots, lambda: reference.load(False))
+        self.side = Side(lambda inputs: call(*inputs), self.slots, lambda: reference.load(self.perturbed))
         self.side.fill({0: inputs})
         one = min(self.side.seconds([0], False) for _ in range(4))  # the first takes long
         count = min(MOST_CALLS, INPUT_ROOM // max(size, 1), round(BATCH / max(one, 1e-6)))
         self.side.fill(dict.fromkeys(range(max(count, 1)), inputs))
         self.side.capture()
-        self.cold = torch.zeros(COLD // 4, dtype=torch.int32, device="cuda")
+        self.cold = cold_memory()
         device = torch.cuda.get_device_properties("cuda")
         clock = getattr(device, "memory_clock_rate", 0)
         bits = getattr(device, "memory_bus_width", 0)
@@ -299,9 +312,10 @@ class Clock:
         return profile(lambda observer: program.run(given, observer=observer))
 
     @torch.no_grad()
-    def time(self, program, verdict):
-        """Time a recorded program against the reference, with the parameters as constructed."""
-        state = self.reference.state(False)
+    def time(self, program, perturbed, verdict):
+        """Time a recorded program against the reference, with perturbed parameters if it can take them."""
+        self.perturbed = perturbed
+        state = self.reference.state(perturbed)
         side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state))
         self.measure(side, verdict)
 
@@ -310,15 +324,15 @@ class Clock:
         """Time batches of both sides and enter the result. Raises Failed if a timed call gives another result."""
         timing, chance = Timing(), random.Random(os.urandom(16))
         graphs = side.capture() and bool(self.side.graphs)
-        limits = loose(self.reference.bounds(0))
+        limits = loose(self.reference.bounds(0, self.perturbed))
         while not timing.enough(self.enough_seconds):
             began, key = time.monotonic(), chance.random()
             # A quarter is left out, so doing the work of other calls may be wasted.
             calls = chance.sample(list(self.slots), max(1, len(self.slots) * 3 // 4))
             drawn = {slot: self.reference.inputs((key, slot), 0) for slot in calls}
             checked = chance.choice(calls)
-            candidate, (got, _, written) = self.batch(side, drawn, checked, graphs)
-            reference, (expected, _, allowed) = self.batch(self.side, drawn, checked, graphs)
+            candidate, (got, written) = self.batch(side, drawn, checked, graphs)
+            reference, (expected, allowed) = self.batch(self.side, drawn, checked, graphs)
             if set(written) - set(allowed) or compare(expected, got, limits):
                 raise Failed(OTHERWISE, "rejected")
             timing.candidate.append(candidate)

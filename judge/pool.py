@@ -1,397 +1,299 @@
-"""The trainer's side of the judge: threads that pass candidates on, from the queue to a recorder, and then to a judge.
+"""The trainer's side of the judge: passes each candidate to a recorder, and what comes back to a judge.
 
-A recorder thread takes candidates of tasks that a judge has described (their *blueprint*) to a jailed server, and
-brings back recordings. A judge thread has one judge, a fork of the judges' server, that is loaded with one task at a
-time; it loads tasks and takes recordings of them. A judge that dies is forked again: a candidate costs only itself.
+    submit(task, code)      a thread: `describe` the task (a judge loads it), `record` the candidate, ask the judge
+
+A recorder has one candidate at a time. A judge has one too, and holds as many tasks as fit into memory (`choose`), for
+all turns of their rollouts. One that ends is forked again: a candidate costs only itself. Nothing of a candidate is
+parsed here; the size of its text is looked at, and no more.
 """
 
 import contextlib
+import os
+import pickle
+import queue
 import shutil
 import tempfile
 import threading
 import time
-from concurrent.futures import Future
+from collections import Counter, defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 
-from judge.processes import NVCC_SECONDS, ROOM, Fork, Gone, Server, receive, send
-from judge.rules import MOST_BYTES, has_extension
-from judge.verdict import Failed, Verdict, describe, out_of_memory, set_failure, verdict_from_json
-from tasks import Task, TaskError
+from judge.processes import Gone, Server
+from judge.rules import MOST_BYTES
+from judge.verdict import Failed, Verdict, set_failure
+from tasks import TaskError, elements
 
-MAX_VERDICTS = 10000  # that are remembered
-STARTING = 120  # seconds that a server may take to start, on a busy machine
-GPU_SECONDS = 30  # that a judge may take for one candidate, without waiting for the GPU
-WITHOUT_GPU = "CUDA C++ (load_inline) cannot be judged without a GPU: write it in Triton, or use one"
-
-
-@dataclass(eq=False)
-class Job:
-    """A candidate without a verdict or, without code, a task that is to be loaded."""
-
-    task: Task
-    code: str | None = None
-    future: Future = field(default_factory=Future)
-    recording: dict | None = None  # what the recorder has made of it
-    extension: bool = False  # is it CUDA C++, which cannot be recorded?
-    alone: bool = False  # is it judged once more, with the GPU's memory to itself?
-
-    def wants_recording(self) -> bool:
-        return self.code is not None and self.recording is None and not self.extension
+MOST_VERDICTS = 10_000  # that are remembered
+BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what it takes once it is loaded
+GPU_SECONDS = 20  # that a judge may check, or time, a candidate, without waiting for the GPU
+CLOSED = "the sandbox is closed"
 
 
 @dataclass(eq=False)
 class Judge:
-    """What a judge thread has."""
+    """A judge's process, as the trainer sees it."""
 
-    process: Fork | None = None
-    source: str | None = None  # of the task that the process has loaded
-    job: Job | None = None  # that it does, or did last
+    connection: Connection | None = None
+    loaded: dict = field(default_factory=dict)  # {source of a task that it holds: bytes of memory that it takes}
+    busy: bool = False
 
     def end(self):
-        if self.process is not None:
-            self.process.close()
-        self.process = self.source = None
-
-
-class GpuLock:
-    """Many may share the GPU: to load tasks, check candidates, sample from the model. One alone times a candidate.
-
-    A request for the GPU alone comes before later ones to share it, except while the model is sampling: judges, which
-    would else wait until sampling ends, go on checking.
-    """
-
-    def __init__(self):
-        self.changed = threading.Condition()
-        self.holders = {}  # owner -> "share", "alone" or "sample"
-        self.waiting = 0  # requests for the GPU alone
-
-    def acquire(self, owner, how):
-        """Wait for the GPU. What the owner has of it is released first, if it is something else."""
-        with self.changed:
-            if self.holders.get(owner) != how:
-                self.release(owner)
-                self.waiting += how == "alone"
-                self.changed.wait_for(lambda: self.is_free(how))
-                self.waiting -= how == "alone"
-                self.holders[owner] = how
-                self.changed.notify_all()
-
-    def is_free(self, how) -> bool:
-        held = self.holders.values()
-        if how == "alone":
-            return not held
-        return "alone" not in held and ("sample" in held or self.waiting == 0)
-
-    def release(self, owner):
-        with self.changed:
-            self.holders.pop(owner, None)
-            self.changed.notify_all()
-
-    @contextlib.contextmanager
-    def shared_by_model(self):
-        """See Sandbox.sampling."""
-        owner = object()
-        self.acquire(owner, "sample")
-        try:
-            yield
-        finally:
-            self.release(owner)
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
+        self.loaded.clear()
 
 
 class Pool:
-    """Queue, threads and processes. settings: sandbox.Settings as a dict, without any None."""
-
-    JUDGE, RECORDER = "judge.judgement", "judge.recorder"
+    """Threads, and the processes that they speak to. settings: sandbox.Settings as a dict, without any None."""
 
     def __init__(self, settings):
-        self.settings = settings | {"scratch": tempfile.mkdtemp(prefix="sandbox-")}
-        self.modelled = settings["clock"] == "modelled"
         self.on_gpu = settings["device"] != "cpu"
-        self.gpu = GpuLock()
+        scratch = tempfile.mkdtemp(prefix="sandbox-")
+        self.settings = settings | {"scratch": scratch, "seconds": settings["timeout"], "gpu": None}
+        self.capacity = settings["memory"]  # bytes for all loaded tasks together
+        if self.on_gpu:
+            path, free = gpu_of(settings["device"])
+            self.settings |= {"seconds": GPU_SECONDS, "gpu": path}
+            self.capacity = free // 2
         self.closed = False
-        self.starting = threading.Lock()
-        self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin
-        self.waiting = []  # Jobs that no thread has
-        self.futures, self.verdicts = {}, {}  # (source, code) -> Future, of candidates without a verdict and with one
-        self.blueprints, self.unusable = {}, {}  # by source: what a recorder is given; why a task cannot be used
-        self.idle, self.busy = [], []  # Judges; the least recently used of the idle ones comes first
-        self.servers, self.recorders, self.judges = [], [], None  # all; those of recorders without work; the judges'
-        judges = settings["workers" if self.modelled else "tasks"]
-        roles = [self._record] * min(settings["workers"], 16) + [self._judge] * judges
-        self.threads = [threading.Thread(target=role, daemon=True) for role in roles]
-        for thread in self.threads:
-            thread.start()
+        self.changed = threading.Condition()  # guards what follows, and is notified when a judge becomes idle
+        self.futures = {}  # {(source, code): Future of its Verdict}
+        # By source: what a judge said of a task, what it may take before that, why it cannot be used
+        self.tasks, self.estimates, self.unusable = {}, {}, {}
+        # By source: how many candidates wait for a judge, and the lock of the first of them
+        self.waiting, self.first = Counter(), defaultdict(threading.Lock)
+        self.judges = [Judge() for _ in range(settings["tasks" if self.on_gpu else "workers"])]
+        self.servers, self.forks = [], None  # all servers; the one that forks judges
+        self.recorders = queue.LifoQueue()  # idle ones; None: not started yet
+        for _ in range(settings["workers"]):
+            self.recorders.put(None)
+        # Most threads wait, for a recorder or for the judge that holds their task.
+        self.executor = ThreadPoolExecutor(512 if self.on_gpu else 2 * settings["workers"])
+        for role in self.start_recorder, self.start_forks:  # they import torch before there is work
+            self.executor.submit(role)
 
     def submit(self, pairs) -> list[Future]:
         """See Sandbox.submit. Raises TaskError when the sandbox is closed."""
         with self.changed:
             if self.closed:
-                raise TaskError("the sandbox is closed")
-            futures = [self._future(task, code) for task, code in pairs]
-            self.changed.notify_all()
+                raise TaskError(CLOSED)
+            futures = [self.future(task, code) for task, code in pairs]
+            while len(self.futures) > MOST_VERDICTS:
+                del self.futures[next(iter(self.futures))]
         return futures
 
-    def _future(self, task, code) -> Future:
-        key = task.source, code
-        known = self.futures.get(key) or self.verdicts.get(key)
-        if known is not None:
+    def future(self, task, code) -> Future:
+        known = self.futures.get((task.source, code))
+        if known is not None and not (known.done() and known.exception()):
             return known
-        job = Job(task, code, extension=has_extension(code[:MOST_BYTES]))
-        job.future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-        self.futures[key] = job.future
-        if len(code.encode(errors="surrogatepass")) > MOST_BYTES:
-            self._finish(job, self._failed(code, f"the code is longer than {MOST_BYTES:,} bytes", "parse"))
-        elif self.modelled and job.extension:
-            self._finish(job, self._failed(code, WITHOUT_GPU, "parse"))
-        else:
-            self.waiting.append(job)
-        return job.future
+        self.futures[task.source, code] = future = self.executor.submit(self.verdict, task, code)
+        return future
 
     def prepare(self, tasks):
         """See Sandbox.prepare."""
         with self.changed:
             self.unusable.clear()  # memory may have been short
-            self.waiting = [job for job in self.waiting if job.code is not None]  # without earlier preparations
-            if not self.modelled and self.settings["tasks"] > 1:
-                self.waiting += [Job(task) for task in list(dict.fromkeys(tasks))[:self.settings["tasks"]]]
-            self.changed.notify_all()
+            if self.on_gpu and not self.closed:
+                for task in tasks:
+                    self.executor.submit(self.load_if_it_fits, task)
 
     def close(self):
         """See Sandbox.close."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-        with self.starting:  # nothing is started from now on
-            for server in self.servers:  # a process that ends gives back the GPU
-                server.close()
-        for thread in self.threads:
-            thread.join(20)
-        for key in list(self.futures):
-            self.futures.pop(key).set_exception(TaskError("the sandbox is closed"))
+            servers = list(self.servers)  # none is started from now on
+        for server in servers:
+            server.close()
+        self.executor.shutdown()  # what is left of the queue raises TaskError
         shutil.rmtree(self.settings["scratch"], ignore_errors=True)
 
-    def _start(self, module, **options) -> Server:
-        """A new server, which ends with the thread that starts it. Raises Gone when the sandbox is closed."""
-        with self.starting:
+    # ---- one candidate
+
+    def verdict(self, task, code) -> Verdict:
+        """The verdict on one candidate. Raises TaskError."""
+        if len(code.encode(errors="surrogatepass")) > MOST_BYTES:
+            return self.failed(code, f"the code is longer than {MOST_BYTES:,} bytes", "parse")
+        known = self.describe(task)
+        try:
+            recording = self.record(code, known)
+        except Gone as error:
+            return self.failed(code, f"the recorder failed on it ({error})")
+        with self.judge_of(task) as judge:
+            began = time.monotonic()
+            try:
+                verdict, broken = self.ask(judge, "judge", task.source, code, recording)
+            except Gone:
+                late = time.monotonic() - began >= self.settings["seconds"]
+                return self.failed(code, f"no result within {self.settings['seconds']:g} s" if late else (
+                    "the process ended without a result (crash, exit, memory limit or GPU error)"))
+            if broken:
+                judge.end()
+            return verdict
+
+    def failed(self, code, error, stage="forward") -> Verdict:
+        verdict = Verdict(clock=self.settings["clock"])
+        set_failure(verdict, code, Failed(error, stage))
+        return verdict
+
+    def describe(self, task) -> dict:
+        """What a judge says of a task when it loads it. Raises TaskError."""
+        if task.source not in self.tasks:
+            self.estimate(task)
+            with self.judge_of(task):
+                pass
+        return self.tasks[task.source]
+
+    def estimate(self, task):
+        """Note how much memory a task may take that has not been loaded yet."""
+        if task.source not in self.estimates:
+            count = elements(task.source, self.capacity) if self.on_gpu else 1 << 16
+            self.estimates[task.source] = BYTES_PER_ELEMENT * count or self.capacity // 4
+
+    def load_if_it_fits(self, task):
+        """Have a judge load a task, unless others would have to be dropped for it."""
+        self.estimate(task)
+        if self.used(self.judges) + self.takes(task.source) <= self.capacity:
+            with self.judge_of(task):
+                pass
+
+    def record(self, code, known) -> bytes:
+        """What a recorder says of a candidate. If its server ends, once more with a new one. Raises Gone."""
+        order = pickle.dumps((code, known["blueprint"], self.settings["clock"]))
+        for is_last in False, True:
+            server = self.recorders.get()
+            try:
+                server = server or self.start("judge.recorder")
+                return server.ask(order, known["room"])
+            except Gone:
+                if server is not None:
+                    server.close()
+                server = None
+                if is_last:
+                    raise
+            finally:
+                self.recorders.put(server)
+
+    # ---- judges
+
+    @contextlib.contextmanager
+    def judge_of(self, task):
+        """A judge that holds this task, for one candidate. Raises TaskError."""
+        with self.changed:
+            self.waiting[task.source] += 1
+            first = self.first[task.source]
+        with first, self.changed:  # one a task: else hundreds of threads would wake up for each verdict
+            self.changed.wait_for(lambda: self.closed or task.source in self.unusable or self.choose(task.source))
+            judge = self.choose(task.source)
+            self.waiting[task.source] -= 1
+            if self.closed or task.source in self.unusable:
+                raise TaskError(self.unusable.get(task.source, CLOSED))
+            judge.busy, is_new = True, task.source not in judge.loaded
+            judge.loaded.setdefault(task.source, self.takes(task.source))
+        try:
+            if is_new:
+                self.make_room(judge, task.source)
+                self.load(judge, task)
+            yield judge
+        finally:
+            with self.changed:
+                judge.busy = False
+                self.changed.notify_all()
+
+    def choose(self, source):
+        """The judge that is to hold a task now, or None: it has to wait. self.changed is held.
+
+        With a GPU only one judge holds a task, without one another where several candidates wait for it. A task is
+        loaded when it fits beside those that are in use.
+        """
+        holders = [judge for judge in self.judges if source in judge.loaded]
+        idle = [judge for judge in holders if not judge.busy]
+        if idle or holders and (self.on_gpu or self.waiting[source] < 2):
+            return idle[0] if idle else None
+        idle = [judge for judge in self.judges if not judge.busy]
+        used = self.used(judge for judge in self.judges if judge.busy)
+        fits = used + self.takes(source) <= self.capacity or len(idle) == len(self.judges)
+        return min(idle, key=lambda judge: len(judge.loaded)) if idle and fits else None
+
+    def used(self, judges) -> int:
+        """Bytes of memory that all tasks of these judges take."""
+        with self.changed:
+            return sum(sum(judge.loaded.values()) for judge in judges)
+
+    def takes(self, source) -> int:
+        """Bytes of memory that a task takes: as its judge has said or, before that, an estimate."""
+        return self.tasks[source]["takes"] if source in self.tasks else self.estimates[source]
+
+    def make_room(self, judge, source):
+        """Have idle judges drop the tasks that were loaded first, until the new one of this judge fits."""
+        with self.changed:
+            used = self.used(self.judges)
+            for other in self.judges:
+                for old in list(other.loaded) if other is judge or not other.busy else ():
+                    if used > self.capacity and old != source:
+                        used -= other.loaded.pop(old)
+                        with contextlib.suppress(OSError):  # it has ended, which will be noticed when it is asked
+                            other.connection.send(("drop", old))
+
+    def load(self, judge, task):
+        """Have a judge load a task. Raises TaskError."""
+        try:
+            known = self.ask(judge, "load", task.source, task.name)
+        except Gone as error:
+            known = {"unusable": f"{task.name}: the reference cannot be judged against ({error})"}
+        with self.changed:
+            if "unusable" in known:
+                judge.loaded.pop(task.source, None)
+                self.unusable[task.source] = known["unusable"]
+                raise TaskError(known["unusable"])
+            self.tasks[task.source] = known
+            judge.loaded[task.source] = known["takes"]
+
+    def ask(self, judge, *order):
+        """A judge's answer to an order. Raises Gone when it ends, and it has no task then."""
+        try:
+            if judge.connection is None:
+                judge.connection = self.start_forks().fork()
+            judge.connection.send(order)
+            return judge.connection.recv()
+        except (EOFError, OSError, Gone) as error:
+            with self.changed:
+                judge.end()
             if self.closed:
-                raise Gone("the sandbox is closed")
-            server = Server(module, self.settings, **options)
+                raise TaskError(CLOSED) from None
+            raise Gone(f"{type(error).__name__} {error}") from None
+
+    # ---- servers
+
+    def start(self, module, jailed=True) -> Server:
+        """A new server, which ends with the thread that starts it. Raises TaskError when the sandbox is closed."""
+        with self.changed:
+            if self.closed:
+                raise TaskError(CLOSED)
+            server = Server(module, self.settings, jailed)
             self.servers = [other for other in self.servers if other.process.poll() is None] + [server]
             return server
 
-    def _failed(self, code, error, stage="forward", line=None) -> Verdict:
-        verdict = Verdict(clock=self.settings["clock"])
-        set_failure(verdict, code, Failed(error, stage, line))
-        return verdict
+    def start_recorder(self):
+        with contextlib.suppress(queue.Empty):
+            self.recorders.get_nowait()
+            self.recorders.put(self.start("judge.recorder"))
 
-    def _finish(self, job, verdict=None, error=None):
-        """A candidate has its verdict or, where it cannot be judged, an error."""
-        key = job.task.source, job.code
+    def start_forks(self) -> Server:
+        """The server that forks judges."""
         with self.changed:
-            if self.closed:  # then its process has been killed
-                return
-            self.futures.pop(key, None)
-            if verdict is not None:
-                self.verdicts[key] = job.future
-            if len(self.verdicts) > MAX_VERDICTS:
-                del self.verdicts[next(iter(self.verdicts))]
-            self.changed.notify_all()
-        if error is not None:
-            job.future.set_exception(error)
-        else:
-            job.future.set_result(verdict)
+            if self.forks is None or self.forks.process.poll() is not None:
+                self.forks = self.start("judge.judgement", jailed=False)
+                self.forks.connection.send(self.settings["secret"])
+            return self.forks
 
-    def _put_back(self, job):
-        with self.changed:
-            self.waiting.append(job)
-            self.changed.notify_all()
 
-    # ---- the threads of recorders
-
-    def _record(self):
-        """Record one candidate after the other until the sandbox is closed."""
-        if threading.current_thread() is self.threads[0]:  # it imports torch before there is work
-            with contextlib.suppress(Gone, OSError):  # it is tried again when there is work
-                self.recorders.append(self._start(self.RECORDER))
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.closed or self._recordable())
-                if self.closed:
-                    return
-                job = self._recordable()[0]
-                self.waiting.remove(job)
-            answer = self._recording(job)
-            if "failed" in answer:
-                self._finish(job, self._failed(job.code, answer["error"], answer["failed"], answer.get("line")))
-            else:
-                job.recording = answer
-                self._put_back(job)
-
-    def _recordable(self) -> list:
-        """Candidates that may be recorded now.
-
-        Recordings that wait for a judge take memory. Where they are many, only those come that an idle judge waits for:
-        it keeps its task until that has no more candidates (see _is_for).
-        """
-        jobs = [job for job in self.waiting if job.wants_recording() and job.task.source in self.blueprints]
-        if sum(job.recording is not None for job in self.waiting) > 2 * self.settings["workers"]:
-            loaded = {judge.source for judge in self.idle}
-            return [job for job in jobs if job.task.source in loaded]
-        return jobs
-
-    def _recording(self, job):
-        """What a recorder answers. If its server ends, once more with a new one."""
-        order = {"code": job.code, "blueprint": self.blueprints[job.task.source], "clock": self.settings["clock"]}
-        for fresh in False, True:
-            server = None
-            try:
-                with self.changed:
-                    server = self.recorders.pop() if self.recorders and not fresh else None
-                server = server or self._start(self.RECORDER)
-                send(server.sock, order)
-                answer = receive(server.sock, time.monotonic() + self.settings["timeout"] + STARTING, ROOM)
-                if not isinstance(answer, dict) or "failed" in answer and not (
-                        isinstance(answer["failed"], str) and isinstance(answer.get("error"), str)):
-                    raise Gone("an answer that makes no sense")
-                self.recorders.append(server)
-                return answer
-            except (Gone, OSError) as error:
-                why = f"the recorder failed on it ({error}: {server and server.last_line()})"
-                if server is not None:
-                    server.close()
-        return {"failed": "forward", "error": why}
-
-    # ---- the threads of judges
-
-    def _judge(self):
-        """Load tasks and judge recorded candidates until the sandbox is closed."""
-        judge = Judge()
-        with contextlib.suppress(Gone, OSError):  # it is tried again when there is work
-            judge.process = self._fork()
-        with self.changed:
-            self.idle.append(judge)
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.closed or self._take(judge))
-                self.idle.remove(judge)
-                if self.closed:
-                    return judge.end()
-                self.busy.append(judge)
-                self.changed.notify_all()  # another one may be the least recently used now
-            self._do(judge, judge.job)
-            with self.changed:
-                self.busy.remove(judge)
-                self.idle.append(judge)
-                self.changed.notify_all()
-
-    def _take(self, judge) -> bool:
-        """Choose an idle judge's next job, preferably of the task that it has loaded. self.changed is held."""
-        wanted = {source for source, _ in self.futures}
-        unwanted = [other for other in self.idle if other.source not in wanted]
-        jobs = [job for job in self.waiting if self._is_for(job, judge, unwanted)]
-        if not jobs or any(other.job.alone for other in self.busy):
-            return False
-        judge.job = min(jobs, key=lambda job: (job.alone, job.code is None, job.task.source != judge.source))
-        self.waiting.remove(judge.job)
-        return True
-
-    def _is_for(self, job, judge, unwanted) -> bool:
-        """May this idle judge do a job now? One that has loaded its task or, where none has, the least recently used.
-
-        unwanted: idle judges whose task has no candidates. No other judge drops its task: that would be for each
-        candidate when those of several tasks are recorded in turn.
-        """
-        source, described = job.task.source, job.task.source in self.blueprints
-        if job.wants_recording() and described or job.alone and self.busy:
-            return False
-        if any(other.job.task.source == source for other in self.busy) and not (self.modelled and described):
-            return False
-        free = [other for other in self.idle if other.source == source] or unwanted
-        return judge in free[:1]
-
-    def _do(self, judge, job):
-        """Load the job's task and judge its candidate, if that has been recorded. Whatever fails is its result."""
-        verdict = error = None
-        try:
-            for other in list(self.idle) if job.alone else []:  # none of them is given work meanwhile
-                other.end()
-            self._load(judge, job.task)
-            if job.wants_recording():
-                return self._put_back(job)
-            if job.code is not None:
-                verdict = self._verdict(judge, job)
-        except TaskError as failure:
-            error = failure
-        except Exception as failure:  # such as RecursionError for a recording that is nested too deeply
-            verdict = self._failed(job.code or "", f"the judge failed on it ({describe(failure)[0]})")
-        short = isinstance(error, TaskError) or out_of_memory(verdict and verdict.error or "")
-        if short and self.on_gpu and not job.alone:  # CUDA does not always name what a task lacks
-            judge.end()
-            job.alone = True
-            return self._put_back(job)
-        if isinstance(error, TaskError):
-            self.unusable[job.task.source] = str(error)
-        self._finish(job, verdict, error)
-
-    def _load(self, judge, task):
-        """Have the judge loaded with this task, in a new process unless it is so already. Raises TaskError or Gone."""
-        if judge.source == task.source:
-            return
-        if task.source in self.unusable:
-            raise TaskError(self.unusable[task.source])
-        if judge.process is None or judge.source is not None and not self.on_gpu:  # there, to start one takes a second
-            judge.end()
-            judge.process = self._fork()
-        order = {"load": {"name": task.name, "source": task.source}}
-        answer = self._ask(judge, order, 3 * self.settings["timeout"] + STARTING)
-        if "blueprint" not in answer:
-            judge.end()
-            why = answer.get("unusable", f"{task.name}: the reference cannot be judged against: {answer.get('died')}")
-            raise TaskError(why)
-        judge.source = task.source
-        self.blueprints.setdefault(task.source, answer["blueprint"])
-
-    def _verdict(self, judge, job) -> Verdict:
-        """Have a candidate judged."""
-        seconds = GPU_SECONDS if self.on_gpu else self.settings["timeout"] + 30  # the judge's own limit is shorter
-        if job.extension:
-            seconds += self.settings["timeout"] + NVCC_SECONDS
-        answer = self._ask(judge, {"judge": job.code, "recording": job.recording}, seconds)
-        if "died" in answer:
-            return self._failed(job.code, answer["died"])
-        if answer["broken"]:
-            judge.end()
-        return verdict_from_json(answer["verdict"])
-
-    def _ask(self, judge, order, seconds) -> dict:
-        """A judge's answer to an order or, when it ends or is silent for so long, {"died": why}; it is ended then.
-
-        It may ask for the GPU meanwhile; waiting for that does not count.
-        """
-        sock, deadline, answer = judge.process.sock, time.monotonic() + seconds, {}
-        try:
-            send(sock, order)
-            while "gpu" in (answer := receive(sock, deadline)):
-                began = time.monotonic()
-                self.gpu.acquire(judge, answer["gpu"])
-                deadline += time.monotonic() - began
-                send(sock, {"granted": True})
-            return answer
-        except TimeoutError:
-            answer = {"died": f"no result within {seconds:g} s"}
-        except (Gone, OSError):
-            answer = {"died": "the process ended without a result (crash, exit, memory limit or GPU error)"}
-        finally:
-            if "died" in answer:  # before another one is timed beside it
-                judge.end()
-            self.gpu.release(judge)
-        return answer
-
-    def _fork(self) -> Fork:
-        """A new judge, from a new server if none is running. Raises Gone."""
-        with self.changed:
-            if self.judges is None or self.judges.process.poll() is not None:
-                environment = {"TRITON_INTERPRET": "1"} if self.modelled else {}
-                self.judges = self._start(self.JUDGE, jailed=False, **environment)
-                self.judges.sock.send(self.settings["secret"].encode())
-        return self.judges.fork()
+def gpu_of(device) -> tuple:
+    """(the file by which all processes of this user agree on who has this GPU, bytes of its memory that are free)."""
+    import torch
+    path = f"{tempfile.gettempdir()}/gpu-{os.getuid()}-{torch.cuda.get_device_properties(device).uuid}"
+    open(path, "a").close()
+    return path, torch.cuda.mem_get_info(device)[0]

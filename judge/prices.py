@@ -17,12 +17,13 @@ tensors).
 import math
 import re
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from judge.program import address, tensors_in
+from judge.program import address, bytes_in, copy_of, tensors_in
+from judge.reference import state_of
+from judge.verdict import set_roofline
 from tasks import GPU_BATCH_FACTOR
 
 LAUNCH_MS = 0.002  # of a kernel in a CUDA graph
@@ -33,12 +34,18 @@ PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # programs of a launch that begin and
 SECTOR = 5  # log2 of the bytes in which the GPU's memory is fetched
 FEWEST_PROGRAMS = 2  # one program gets at most half of the device
 
-# Triton: fp32 FLOPs for each element of an operation, all others 1. A FLOP of tl.dot, by its precision
-INSTRUCTION_COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.divide: 14,
-                    np.sin: 200, np.cos: 200}
+# Triton: fp32 FLOPs for each element of an operation's result, all others 1. A FLOP of tl.dot, by its precision
 ERF_COST = 60  # erf, and each function of libdevice
-ACROSS_COST = 30  # a reduction or scan of a block along another dimension than its last: through shared memory
-DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "half": 0.1}
+ACROSS_COST = 30  # through shared memory: a reduction or scan along another dimension than the last, a transposition
+INSTRUCTION_COST = {
+    "math.exp": 15, "math.exp2": 15, "math.sqrt": 15, "tt.precise_sqrt": 15, "math.rsqrt": 15, "arith.divf": 14,
+    "tt.precise_divf": 14, "math.log": 50, "math.log2": 50, "math.sin": 200, "math.cos": 200, "math.erf": ERF_COST,
+    "math.tanh": ERF_COST, "tt.extern_elementwise": ERF_COST, "tt.gather": ACROSS_COST, "tt.histogram": ACROSS_COST,
+    **dict.fromkeys(("arith.constant", "ub.poison", "tt.make_range", "tt.splat", "tt.unsplat", "tt.broadcast",
+                     "tt.reshape", "tt.expand_dims", "tt.join", "tt.cat", "tt.bitcast", "arith.bitcast",
+                     "tt.ptr_to_int", "tt.int_to_ptr"), 0)}  # they name registers anew
+DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "bf16x6": 0.8, "bf16x3": 0.4, "half": 0.1,
+            "torch.float64": 2.7}
 
 # PyTorch: factors by which the bytes of an operator count, all others 1
 PRODUCT, CONVOLUTION, BIAS = 1.3, 2.8, 3  # a convolution's bias is a pass of its own over the output
@@ -54,7 +61,7 @@ FACTORS = {  # names of operators as a regular expression: a factor for each of 
     "binary_cross_entropy_with_logits": [1, 1, 1.5, 1.5, 0.5],
     "logsumexp": [1.5, 3, 2, 1.5],
     "sort|topk": [5, 5, 5, 5]}
-FREE = "(new_)?empty(_like|_strided)?|scalar_tensor|lift_fresh"
+FREE = "(new_)?empty(_like|_strided)?|scalar_tensor|lift_fresh|detach"
 WRITES = "fill|zero|copy|uniform|normal|bernoulli|exponential|(new_)?(zeros|ones|full|rand|randn)(_like)?|arange|eye"
 GATHERS = "embedding|index_select|gather|index|take"  # read as much of the table as they write
 # Others: they read their inputs once, write their outputs once, and check their indices, or are made of such operators
@@ -124,15 +131,15 @@ def milliseconds(moved, flops=0):
 
 
 def launch_milliseconds(counter, parameters=()):
-    """The price of the last launch that an interpreter.Counter counted."""
-    moved, programs = 0, max(1, math.prod(counter.grid_dim))
+    """The price of the last launch that the interpreter counted (interpreter.Counts)."""
+    moved, programs = 0, max(1, counter.programs)
     for place, sectors in [*counter.touched["load"].items(), *counter.touched["store"].items()]:
-        moved += (int(np.count_nonzero(sectors)) << SECTOR) / (GPU_BATCH_FACTOR if place in parameters else 1)
+        moved += (int(sectors.sum()) << SECTOR) / (GPU_BATCH_FACTOR if place in parameters else 1)
     busy = max(moved / BANDWIDTH, counter.requested / L1_BANDWIDTH, counter.flops / PEAK) + counter.products / PEAK
     return LAUNCH_MS + max(busy * max(1, FEWEST_PROGRAMS / programs), programs / PROGRAMS)
 
 
-class Clock(TorchDispatchMode):
+class Operators(TorchDispatchMode):
     """While active, prices every ATen call. `events` collects [milliseconds, label, own kernel?], `flops` the FLOPs,
     `called` the names of what was called. Under no_grad: it has to see what composite operators are made of.
 
@@ -142,12 +149,12 @@ class Clock(TorchDispatchMode):
 
     _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
-    def __init__(self, parameters=()):
+    def __init__(self, parameters):
         super().__init__()
         self.events = []
         self.flops = 0
         self.called = set()
-        self.parameters = set(parameters)
+        self.parameters = set(map(address, parameters))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -163,18 +170,47 @@ class Clock(TorchDispatchMode):
         return out
 
 
-class Prices(Clock):
+class Steps(Operators):
     """The price of each step of a candidate's forward: an observer for program.Program.run."""
 
-    def __init__(self, launcher, parameters=()):
-        super().__init__(parameters)
-        self.launcher = launcher
+    def __init__(self, program):
+        super().__init__(program.kept.values())
+        self.launcher = program.launcher
 
-    def step(self, label, own, call, func=None, args=(), kwargs=None, launch=None):
+    def step(self, label, own, call, *_):
         if not own:
             with self:
                 return call()
         out = call()
-        self.parameters -= set(self.launcher.counter.touched["store"])
-        self.events.append([launch_milliseconds(self.launcher.counter, self.parameters), label, True])
+        self.parameters -= set(self.launcher.counts.touched["store"])
+        self.events.append([launch_milliseconds(self.launcher.counts, self.parameters), label, True])
         return out
+
+
+class Clock:
+    """A loaded task, whose reference's forward has been priced. `called`: the operators that it calls."""
+
+    @torch.no_grad()
+    def __init__(self, reference, settings):
+        inputs = copy_of(reference.example)
+        reference.load(False)
+        state = list(state_of(reference.model).values())
+        with reference.place, Operators(state) as watch:
+            outputs = reference.model(*inputs)
+        self.events, self.called, self.flops = watch.events, watch.called, watch.flops
+        self.needed = bytes_in([inputs, outputs]) + bytes_in(state) / GPU_BATCH_FACTOR
+
+    @torch.no_grad()
+    def profile(self, program, inputs) -> list:
+        """[[milliseconds, label, own]] of the steps of a forward."""
+        watch = Steps(program)
+        program.run(tensors_in(copy_of(inputs)), observer=watch)
+        self.candidate = watch.events
+        return watch.events
+
+    def time(self, program, perturbed, verdict):
+        """Enter times and speedup of the program that was profiled last."""
+        verdict.reference_ms = sum(ms for ms, _, _ in self.events)
+        verdict.candidate_ms = sum(ms for ms, _, _ in self.candidate)
+        verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
+        set_roofline(verdict, self.needed, self.flops, BANDWIDTH, PEAK)

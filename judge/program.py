@@ -1,25 +1,39 @@
-"""A recorded forward: what a candidate does, as data. Both clocks run it; neither meets the candidate's Python.
+"""A program: what a candidate's forward does, as a list of operators and kernel launches. Both clocks run it.
 
-The recorder writes it (recorder.py), JSON carries it, and `checked` looks at it once before anything of it is believed:
-whatever passes may be wrong or slow, but names no memory that is not its own. `Program` then runs it on a device, step
-by step: PyTorch's operators here, kernels by a launcher (interpreter.Kernels without a GPU, measured.Binaries on one).
+The recorder writes it (recorder.py), `check` looks at it once, and `Program` runs it row by row. Each tensor is a
+number: inputs, parameters and constants have theirs before the first row, the results of a row get new ones. A view
+is an operator like any other, so nothing else has to be known of a tensor's memory; PyTorch itself refuses a view that
+does not fit.
 
-    layout    [storage's number, dtype, shape, stride, offset] of a tensor, in elements; views share a storage
-    step      ["operator", "name.overload", args, kwargs, [layouts of the results]]
-              ["launch", launch]            ["tuned", [launch for each configuration of an autotuned kernel]]
-    launch    {"kernel", "grid", "arguments": {parameter: value}, "options", "binary": its index, or None}
+    row          ["operator", "name.overload", args, kwargs, [[number, dtype, shape, strides] of each result]]
+                 ["launch", launch]
+                 ["tuned", [[label, [rows]] for each configuration of an autotuned kernel]]
+    launch       {"kernel": its name, "grid": three numbers, "arguments": values, "compiled": index}
+    program      {"inputs": [numbers], "state": {name: number} of what equals the reference's, "named": {name: number}
+                 of all parameters and buffers, "constants": {number: [dtype, shape, strides, offset, bytes]},
+                 "returned": [numbers of constants in whose memory an output lies], "rows", "output", "fixed": were
+                 values of parameters used while recording?}
+    recording    {"program", "constants": {number: bytes, where they are known}, "compiled": kernels as Triton compiled
+                 them, each {"code": bytes, ...}}, or {"failed": stage, "error", "line"}
 """
 
+import json
+
+import safetensors.torch
 import torch
-import triton.language as tl
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from judge.processes import TORCH_NAMES, decode, encode
-from judge.rules import LAUNCH_OPTIONS, REFUSED_OPERATORS
 from judge.verdict import Failed
 
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # operators that write nothing
-MOST_STEPS, MOST_CONFIGS, MOST = 20_000, 16, 1 << 48  # of a program; of an autotuned kernel; elements of a tensor
+# Operators that reach memory or files outside of a program's tensors, or write to the judge's output
+REFUSED = {"from_file", "set", "set_", "resize", "resize_", "resize_as", "resize_as_", "_resize_output",
+           "_resize_output_", "_print", "set_grad_enabled", "_cufft_set_plan_cache_max_size"}
+MOST_ROWS, MOST_CONFIGS = 20_000, 16  # of a program; of an autotuned kernel
+MOST_JSON = 2 << 20  # bytes; as Python's objects they are up to 50 times as large
+TORCH_NAMES = {str(value): value for value in vars(torch).values()
+               if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))}
+NONSENSE = "the recorded program makes no sense"
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tensors in nested values
@@ -42,173 +56,134 @@ def address(tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def raw(tensor):
+    """All bytes of a tensor's storage, as a uint8 tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.detach().untyped_storage())
+
+
 # ---------------------------------------------------------------------------------------------------------------------
-# Values of arguments and outputs as JSON
-
-TRITON_TYPES = {str(value): value for value in vars(tl).values() if isinstance(value, tl.dtype)}
+# As JSON and bytes
 
 
-def write_value(value, tensor):
-    """JSON for an argument or an output; `tensor` gives what stands for a tensor. Raises TypeError for others."""
-    def other(value):
-        if isinstance(value, tl.dtype):
-            return {"triton": str(value)}
-        if isinstance(value, tl.constexpr):
-            return {"constexpr": write_value(value.value, tensor)}
-        if isinstance(value, complex):
-            return {"complex": [value.real, value.imag]}
-        if hasattr(value, "fn") and callable(value.fn):  # a kernel as an argument of a kernel
-            return {"kernel": value.fn.__name__}
-        return None
-    return encode(value, tensor, other)
+def write(value, number):
+    """JSON for an argument or an output; `number` gives a tensor's number. Raises TypeError for other types."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return {"value": number(value)}
+    if isinstance(value, list):
+        return [write(item, number) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [write(item, number) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[write(key, number), write(item, number)] for key, item in value.items()]}
+    if isinstance(value, complex):
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, torch.device) or str(value) in TORCH_NAMES:
+        return {"torch": str(value)}
+    raise TypeError(f"a {type(value).__name__} cannot be passed on")
 
 
-def read_value(value, tensor, kernels=None):
-    """The inverse. kernels: {name: function}, or None where functions are part of the compiled kernel."""
-    def other(kind, content):
-        if kind == "constexpr":
-            return tl.constexpr(read_value(content, tensor, kernels))
-        if kind == "triton":
-            return TRITON_TYPES[content]
-        if kind == "complex":
-            return complex(*content)
-        if kind == "kernel":
-            return content if kernels is None else kernels[content]
-        raise ValueError(f"unknown kind {kind}")
-    return decode(value, tensor, other)
+def read(value, values, device=None):
+    """The inverse. values: {number: tensor}; device: stands for any device that is named."""
+    if isinstance(value, list):
+        return [read(item, values, device) for item in value]
+    if not isinstance(value, dict):
+        return value
+    (kind, content), = value.items()
+    if kind == "value":
+        return values[content]
+    if kind == "tuple":
+        return tuple(read(content, values, device))
+    if kind == "dict":
+        return {key: read(item, values, device) for key, item in content}
+    if kind == "complex":
+        return complex(*content)
+    return TORCH_NAMES.get(content, device)
 
 
-def layouts_in(value) -> list:
-    """The layouts in a value as `write_value` wrote it."""
-    if isinstance(value, dict) and "tensor" in value:
-        return [value["tensor"]]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    found = []
-    for part in parts:
-        found += layouts_in(part)
-    return found
+def numbers_in(value) -> set:
+    """The numbers of tensors in a value as `write` wrote it, or in rows."""
+    if isinstance(value, dict):
+        return {value["value"]} if "value" in value else numbers_in(list(value.values()))
+    return set().union(*map(numbers_in, value)) if isinstance(value, list) else set()
 
 
-def launches_of(step) -> list:
-    """The launches of a step: one, or one for each configuration of an autotuned kernel, or none."""
-    if step[0] == "launch":
-        return [step[1]]
-    return step[1] if step[0] == "tuned" else []
+def packed(recording) -> bytes:
+    """A recording as one safetensors file, in which its JSON is a tensor, too. Nothing is ever unpickled."""
+    def bytes_of(text):
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+    codes = {f"code {i}": bytes_of(each["code"]) for i, each in enumerate(recording.get("compiled", []))}
+    tensors = codes | {str(number): value for number, value in recording.get("constants", {}).items() if len(value)}
+    compiled = [each | {"code": None} for each in recording.get("compiled", [])]
+    text = json.dumps(recording | {"compiled": compiled, "constants": {}})
+    return safetensors.torch.save(tensors | {"json": bytes_of(text.encode())})
 
 
-def storages_in(step) -> set:
-    """Numbers of the storages that a step uses."""
-    layouts = layouts_in([launch["arguments"] for launch in launches_of(step)])
-    if step[0] == "operator":
-        layouts = [*layouts_in(step[2:4]), *step[4]]
-    return {layout[0] for layout in layouts}
+def unpacked(data) -> dict:
+    """The inverse. Raises Failed for what is no recording."""
+    try:
+        if int.from_bytes(data[:8], "little") > MOST_JSON:  # of safetensors' own JSON
+            raise ValueError
+        tensors = safetensors.torch.load(data)
+        recording = json.loads(tensors.pop("json").numpy().tobytes()[:MOST_JSON])
+        for index, each in enumerate(recording["compiled"]):
+            each["code"] = tensors.pop(f"code {index}").numpy().tobytes()
+        recording["constants"] = {int(number): tensor for number, tensor in tensors.items()}
+        return recording
+    except Exception:  # RecursionError and MemoryError are among those that a sender can cause
+        raise Failed(NONSENSE) from None
 
 
-def elements_spanned(shape, stride) -> int:
-    """How many elements lie between a tensor's first and its last one, both included."""
-    if 0 in shape:
-        return 0
-    return sum((n - 1) * step for n, step in zip(shape, stride)) + 1
-
-
-def dense(tensor):
-    """The bytes from a tensor's first to its last element, as a uint8 tensor on its device."""
-    size = elements_spanned(tensor.shape, tensor.stride()) * tensor.element_size()
-    start = tensor.storage_offset() * tensor.element_size()
-    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.detach().untyped_storage())
-    return raw[start:start + size]
+# ---------------------------------------------------------------------------------------------------------------------
+# Before it is run
 
 
 def operator_of(name):
     """PyTorch's operator of a recorded "name.overload". Raises ValueError for any other attribute."""
     base, overload = name.split(".")
-    found = getattr(getattr(torch.ops.aten, base), overload)
-    if not isinstance(found, torch._ops.OpOverload):
+    operator = getattr(getattr(torch.ops.aten, base), overload)
+    if not isinstance(operator, torch._ops.OpOverload):
         raise ValueError
-    return found
+    return operator
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The schema
+def launches_in(rows) -> list:
+    """The launches of rows, with all configurations of autotuned kernels."""
+    launches = []
+    for row in rows:
+        if row[0] == "launch":
+            launches.append(row[1])
+        for _, inner in row[1] if row[0] == "tuned" else ():
+            launches += launches_in(inner)
+    return launches
 
 
-def checked(recording):
-    """The recorder's {"program", "constants", "binaries"}, looked at once. Raises Failed for what makes no sense."""
-    try:
-        program, binaries = recording["program"], recording["binaries"]
-        constants = {int(number): value for number, value in recording["constants"].items()}
-        Schema(program, constants, len(binaries)).check()
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
-        raise Failed(f"the recorded program makes no sense ({type(error).__name__})") from None
-    return program, constants, binaries
+def check(rows, kernels):
+    """Look at rows once, before anything of them runs; whatever passes may be wrong or slow. Raises Failed.
 
-
-class Schema:
-    """Raises ValueError, or what Python raises by itself, unless a program is one."""
-
-    def __init__(self, program, constants, binaries):
-        self.program = program
-        self.constants = constants
-        self.binaries = binaries
-        self.known = set()  # numbers of the storages that exist so far
-
-    def check(self):
-        program = self.program
-        roots = [layout[0] for layout in program["inputs"]] + list(self.constants)
-        roots += {layout[0] for layout in program["state"].values()} - set(self.constants)
-        self.require(len(set(roots)) == len(roots) and len(program["steps"]) <= MOST_STEPS)
-        self.known = set(roots)
-        for value in self.constants.values():
-            self.require(0 <= value < MOST if isinstance(value, int) else value.dtype == torch.uint8)
-        for layout in [*program["inputs"], *program["state"].values()]:
-            self.layout(layout)
-        for step in program["steps"]:
-            if step[0] == "operator":
-                self.operator(*step[1:])
-            else:
-                self.require(step[0] in ("launch", "tuned") and 0 < len(launches_of(step)) <= MOST_CONFIGS)
-                for launch in launches_of(step):
-                    self.launch(launch)
-        read_value(program["output"], self.layout)
-        for value in program["names"].values():
-            self.scalar(value)
-
-    def require(self, condition):
-        if not condition:
-            raise ValueError
-
-    def scalar(self, value):
-        """A global constant: a kernel must not find a list in which it could keep something."""
-        kind = value.keys() if isinstance(value, dict) else set()
-        self.require(not isinstance(value, list) and kind <= {"constexpr", "triton"})
-        for content in value.values() if kind else ():
-            self.scalar(content)
-
-    def layout(self, layout, created=False):
-        number, dtype, shape, stride, offset = layout
-        self.known |= {number} if created else set()
-        self.require(type(number) is int and number in self.known and isinstance(TORCH_NAMES[dtype], torch.dtype))
-        self.require(len(shape) == len(stride) <= 64)
-        for size in [*shape, *stride, offset, elements_spanned(shape, stride)]:
-            self.require(type(size) is int and 0 <= size < MOST)
-
-    def operator(self, name, args, kwargs, results):
-        if name.split(".")[0] in REFUSED_OPERATORS:
-            raise Failed(f"aten.{name.split('.')[0]} is not supported in a recorded forward")
-        operator_of(name)
-        read_value([args, kwargs], self.layout)
-        for layout in results:
-            self.layout(layout, created=True)
-
-    def launch(self, launch):
-        grid, unknown = launch["grid"], sorted(set(launch["options"]) - LAUNCH_OPTIONS)
-        if unknown:
-            raise Failed(f"{launch['kernel']} has no argument or launch option {unknown[0]}", "compile")
-        self.require(type(launch["kernel"]) is str and len(grid) == 3)
-        self.require(all(type(size) is int and 0 <= size < 1 << 31 for size in grid))
-        self.require(launch["binary"] is None if not self.binaries else 0 <= launch["binary"] < self.binaries)
-        self.require(all(type(value) in (int, bool, str, type(None)) for value in launch["options"].values()))
-        read_value(list(launch["arguments"].values()), self.layout)
+    A number that no row has defined raises KeyError when it is used. kernels: how many have been compiled.
+    """
+    if len(rows) > MOST_ROWS:
+        raise Failed(f"a forward of more than {MOST_ROWS:,} operators and launches is not supported here")
+    for row in rows:
+        if row[0] == "operator":
+            name = row[1].split(".")[0]
+            if name in REFUSED:
+                raise Failed(f"aten.{name} is not supported in a recorded forward")
+            operator_of(row[1])
+        elif row[0] == "tuned":
+            for _, inner in row[1][:MOST_CONFIGS]:
+                check(inner, kernels)
+        elif row[0] != "launch":
+            raise ValueError(row[0])
+    for launch in launches_in(rows):
+        sizes = [*launch["grid"], launch["compiled"]]
+        if len(sizes) != 4 or not all(type(size) is int and 0 <= size < 1 << 31 for size in sizes):
+            raise ValueError("grid")
+        if launch["compiled"] >= kernels or type(launch["kernel"]) is not str:
+            raise ValueError("kernel")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -216,155 +191,148 @@ class Schema:
 
 
 class Program:
-    """A checked program on a device. `kernels`: the names of those that it launches, each once."""
+    """A recorded program on a device.
 
-    def __init__(self, program, constants, device, launcher):
-        self.program = program
-        self.device = torch.device(device)
-        self.launcher = launcher
-        self.steps, self.constants = program["steps"], constants
-        self.kernels, self.chosen = [], {}  # chosen: {number of a tuned step: position of its best configuration}
-        self.memory = {}  # {storage number: its bytes} of what lives from one forward to the next
-        self.last_uses = {}  # {number of a step: storages that no later one uses}
-        kept = {layout[0] for layout in [*program["inputs"], *layouts_in(program["output"])]}
-        kept |= set(constants) | {layout[0] for layout in program["state"].values()}
-        for number in reversed(range(len(self.steps))):
-            self.last_uses[number] = storages_in(self.steps[number]) - kept
-            kept |= self.last_uses[number]
-        for step in self.steps:
-            for launch in launches_of(step):
-                if launch["kernel"] not in self.kernels:
-                    self.kernels.append(launch["kernel"])
+    kernels    the names of those that it launches, each once
+    kept       {number: tensor} of parameters and constants, which live from one forward to the next
+    tuned      the labels of the configurations that its autotuned kernels use, once it has run
+    """
+
+    def __init__(self, recording, device, launcher, room):
+        """Raises Failed. room: bytes that its constants may take.
+
+        launcher: launches compiled kernels, see judgement.Interpreted and measured.Binaries.
+        """
+        program = recording["program"]
+        check(program["rows"], len(recording["compiled"]))
+        if sum(place[4] for place in program["constants"].values()) > room:
+            raise Failed("its constants take much more memory than the task's tensors")
+        self.rows, self.inputs, self.output = program["rows"], program["inputs"], program["output"]
+        self.state, self.named, self.returned = program["state"], program["named"], program["returned"]
+        self.constants = {int(number): place for number, place in program["constants"].items()}
+        self.contents = recording["constants"]
+        self.device, self.launcher = torch.device(device), launcher
+        self.kept, self.chosen, self.tuned = {}, {}, []
+        self.kernels = list(dict.fromkeys(launch["kernel"] for launch in launches_in(self.rows)))
+        self.last_uses = {}  # {position of a row: numbers that no later one uses}
+        used = {*self.inputs, *self.state.values(), *self.constants} | numbers_in(self.output)
+        for position in reversed(range(len(self.rows))):
+            row = self.rows[position]
+            numbers = numbers_in(row[1:]) | ({result[0] for result in row[4]} if row[0] == "operator" else set())
+            self.last_uses[position] = numbers - used
+            used |= numbers
 
     def load(self, state):
         """Set all memory that outlives a forward to what it is at first. state: the reference's {name: tensor}.
 
         From then on, what a forward leaves there is there in the next one: an accumulator that is not set back, a flag
-        that says `done`. Memory without values holds NaN.
+        that says `done`. Memory without known values holds NaN.
         """
-        values = {}
-        for name, layout in self.program["state"].items():
-            if layout[0] not in self.constants:
-                if name not in state:
-                    raise Failed(f"the recorded program makes no sense (no parameter {name})")
-                values[layout[0]] = dense(state[name].contiguous())
-        for number, value in self.constants.items():
-            unknown = isinstance(value, int)
-            values[number] = torch.full((value,), 255, dtype=torch.uint8, device=self.device) if unknown else value
+        values = {number: state[name] for name, number in self.state.items()}
+        for number, (dtype, shape, strides, offset, size) in self.constants.items():
+            content = self.contents.get(number)
+            memory = torch.full((size,), 255, dtype=torch.uint8) if content is None else content
+            values[number] = memory.view(TORCH_NAMES[dtype]).as_strided(shape, strides, offset)
         for number, value in values.items():
-            if number in self.memory:
-                self.memory[number].copy_(value)  # in place: graphs know the address
+            if number not in self.kept:
+                memory = raw(value).to(self.device, copy=True).untyped_storage()
+                self.kept[number] = torch.empty(0, dtype=value.dtype, device=self.device).set_(
+                    memory, value.storage_offset(), value.shape, value.stride())
             else:
-                self.memory[number] = value.to(self.device, copy=True)
+                raw(self.kept[number]).copy_(raw(value))  # in place: CUDA graphs know the address
 
     def run(self, inputs, mute=(), poison=None, observer=None):
         """One forward's output. Raises Failed, and what PyTorch's operators raise.
 
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
-        poison: what memory that no step has written holds: "nan", or "random" bytes; "noise", which is finite, where
+        poison: what memory that no row has written holds: "nan", or "random" bytes; "noise", which is finite, where
         kernels are left out; None: whatever is there.
-        observer: its `step` is called around each step, see judgement.py.
+        observer: its `step` is called around each row, see prices.Prices.
         """
-        self.storages, self.poison = dict(self.memory), poison
-        for layout, tensor in zip(self.program["inputs"], inputs, strict=True):
-            if [str(tensor.dtype), list(tensor.shape), list(tensor.stride())] != layout[1:4]:
-                raise Failed("the shapes of the inputs change from one call to the next")
-            self.storages[layout[0]] = dense(tensor)
-        for number, step in enumerate(self.steps):
-            if step[0] == "operator":
-                self.operator(step, observer)
-            elif launches_of(step)[0]["kernel"] not in mute:
-                self.launch(self.configuration(number, step), observer)
-            for storage in self.last_uses[number]:
-                self.storages.pop(storage, None)
-        return read_value(self.program["output"], self.tensor)
+        values = self.kept | dict(zip(self.inputs, inputs, strict=True))
+        for number in self.returned:  # new memory in each forward: what an earlier one has left there does not count
+            old = values[number]
+            new = torch.empty_like(raw(old)).view(old.dtype)
+            values[number] = new.as_strided(old.shape, old.stride(), old.storage_offset())
+            fill(values[number], poison)
+        for position, row in enumerate(self.rows):
+            if row[0] == "tuned" and position not in self.chosen:
+                self.choose(position, row[1], values)
+            for each in row[1][self.chosen[position]][1] if row[0] == "tuned" else [row]:
+                self.step(each, values, mute, poison, observer)
+            for number in self.last_uses[position]:
+                values.pop(number, None)
+        return read(self.output, values)
 
-    def tensor(self, layout):
-        """The tensor that has this layout. Raises Failed if it does not fit its storage."""
-        number, dtype, shape, stride, offset = layout
-        raw, dtype = self.storages[number], TORCH_NAMES[dtype]
-        if (offset + elements_spanned(shape, stride)) * dtype.itemsize > raw.numel() and 0 not in shape:
-            raise Failed("the recorded program makes no sense (a tensor does not fit its memory)")
-        start = raw.storage_offset() // dtype.itemsize + offset
-        if raw.storage_offset() % dtype.itemsize:
-            raise Failed("the recorded program makes no sense (misaligned memory)")
-        return torch.empty(0, dtype=dtype, device=self.device).set_(raw.untyped_storage(), start, shape, stride)
+    def step(self, row, values, mute=(), poison=None, observer=None):
+        """Run one row: an operator, or a launch unless its kernel is left out."""
+        if row[0] == "operator":
+            return self.operator(row, values, poison, observer)
+        launch = row[1]
+        if launch["kernel"] in mute:
+            return None
+        arguments = read(launch["arguments"], values)
+        if observer is None:
+            return self.launcher.launch(launch, arguments)
+        return observer.step(launch["kernel"], True, lambda: self.launcher.launch(launch, arguments))
 
-    def operator(self, step, observer):
-        _, name, args, kwargs, layouts = step
-        func = operator_of(name)
-        args, kwargs = read_value(args, self.tensor), read_value(kwargs, self.tensor)
-        args, kwargs = tree_map_only(torch.device, lambda device: self.device, (args, kwargs))
+    def operator(self, row, values, poison, observer):
+        _, name, args, kwargs, results = row
+        func, name = operator_of(name), name.split(".")[0]
+        args, kwargs = read(args, values, self.device), read(kwargs, values, self.device)
         if observer is None:
             out = func(*args, **kwargs)
         else:
-            out = observer.step(name.split(".")[0], False, lambda: func(*args, **kwargs), func, args, kwargs)
-        for layout, tensor in zip(layouts, tensors_in(out), strict=True):
-            if layout[0] not in self.storages:
-                # Looked at where outputs are checked, before any run is timed: a view would be a copy without a price.
-                if self.poison and tensor.numel() and address(tensor) in map(address, tensors_in([args, kwargs])):
-                    raise Failed("the recorded program makes no sense (a view is no new memory)")
-                self.storages[layout[0]] = self.settled(name, layout, tensor)
+            out = observer.step(name, False, lambda: func(*args, **kwargs), func, args, kwargs)
+        given = set(map(address, tensors_in([args, kwargs])))
+        for (number, *kind), tensor in zip(results, tensors_in(out), strict=True):
+            is_new = address(tensor) not in given  # no view, nothing that was changed in place
+            values[number] = as_recorded(tensor, kind, name) if is_new else tensor
+            if name in UNWRITTEN:
+                fill(values[number], poison)
 
-    def settled(self, name, layout, tensor):
-        """The storage of an operator's result, as it lay while recording, and poisoned where nothing was written."""
-        _, dtype, shape, stride, offset = layout
-        tensor = tensor.resolve_conj().resolve_neg().to(TORCH_NAMES[dtype])  # statistics may be as precise as a GPU's
-        if 0 not in shape and list(tensor.shape) != shape:
-            raise Failed(f"aten.{name} gives another shape than while recording")
-        if 0 not in shape and (list(tensor.stride()) != stride or tensor.storage_offset() != offset):
-            place = torch.empty(offset + elements_spanned(shape, stride), dtype=tensor.dtype, device=self.device)
-            tensor = place.as_strided(shape, stride, offset).copy_(tensor)
-        raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
-        if self.poison and name.split(".")[0] in UNWRITTEN:
-            if self.poison == "random" and tensor.dtype != torch.bool:
-                raw.random_()
-            elif self.poison == "nan" or not tensor.is_floating_point():
-                raw.fill_(255 if self.poison == "nan" else 0)
-            else:
-                tensor.exponential_()  # not normal_(): drawn from the same seed as an input, it could be the input
-        return raw
-
-    def launch(self, launch, observer):
-        arguments = self.arguments(launch)
-        if observer is None:
-            return self.launcher.launch(launch, arguments)
-        return observer.step(launch["kernel"], True, lambda: self.launcher.launch(launch, arguments), launch=launch)
-
-    def arguments(self, launch) -> dict:
-        functions = getattr(self.launcher, "functions", None)
-        return {name: read_value(value, self.tensor, functions) for name, value in launch["arguments"].items()}
-
-    def configuration(self, number, step):
-        """The launch of a step: of an autotuned kernel's, the quickest. Each is tried once, on copies of its memory."""
-        launches = launches_of(step)
-        if len(launches) == 1 or number in self.chosen:
-            return launches[self.chosen.get(number, 0)]
-        originals = self.storages
-        times = {}
-        last = None
-        for position, launch in enumerate(launches):
-            used = storages_in(["launch", launch])
-            self.storages = originals | {storage: originals[storage].clone() for storage in used}
+    def choose(self, position, configurations, values):
+        """Choose the quickest configuration of an autotuned kernel. Each is tried once, on copies of its memory."""
+        times, last = {}, None
+        for index, (_, rows) in enumerate(configurations):
+            copies = on_copies({number: values[number] for number in numbers_in(rows) if number in values})
             try:
-                times[position] = self.launcher.trial(launch, self.arguments(launch))
+                times[index] = self.launcher.trial(lambda: [self.step(row, copies) for row in rows])
             except Failed as error:
                 last = Failed(str(error), error.stage, error.line)  # without its traceback, which holds tensors
-        self.storages = originals
         if not times:
             raise last
-        self.chosen[number] = min(times, key=times.get)
-        return launches[self.chosen[number]]
+        self.chosen[position] = min(times, key=times.get)
+        self.tuned.append(configurations[self.chosen[position]][0])
 
-    def tuned(self) -> list:
-        """The chosen configurations, by what is different in others: ["scale: BLOCK=256, num_warps=8"]."""
-        described = []
-        for number, position in self.chosen.items():
-            launches = self.steps[number][1]
-            choices = [launch["arguments"] | launch["options"] for launch in launches]
-            differing = []
-            for key, value in choices[position].items():
-                if type(value) is int and any(choice.get(key) != value for choice in choices):
-                    differing.append(f"{key[:40]}={str(value)[:40]}")
-            described.append(f"{launches[0]['kernel'][:40]}: " + ", ".join(differing))
-        return described
+
+def as_recorded(tensor, kind, name):
+    """A new tensor with the dtype and the strides that it had while recording, which may be a GPU's."""
+    dtype, shape, strides = kind
+    if list(tensor.shape) != shape:
+        raise Failed(f"aten.{name} gives another shape than while recording")
+    tensor = tensor.to(TORCH_NAMES[dtype])
+    if list(tensor.stride()) != strides and tensor.numel():
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor
+
+
+def on_copies(values) -> dict:
+    """The same tensors in memory of their own. Those that share memory still do."""
+    storages, copies = {}, {}
+    for number, tensor in values.items():
+        if address(tensor) not in storages:
+            storages[address(tensor)] = tensor.untyped_storage().clone()
+        copies[number] = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            storages[address(tensor)], tensor.storage_offset(), tensor.shape, tensor.stride())
+    return copies
+
+
+def fill(tensor, poison):
+    """Fill a new tensor's memory; see Program.run. A bool holds 0 or 255 only, or PyTorch could not compute with it."""
+    if poison == "random" and tensor.dtype != torch.bool:
+        raw(tensor).random_()
+    elif poison == "noise" and tensor.is_floating_point():
+        tensor.exponential_()  # not normal_(): drawn from the same seed as an input, it could be the input
+    elif poison:
+        raw(tensor).fill_(255 if poison == "nan" else 0)

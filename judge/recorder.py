@@ -3,56 +3,48 @@
     python -m judge.recorder FD SETTINGS        a server: it forks one recorder for each order (processes.serve_orders)
 
 Nothing is computed from inputs here. They have no values (PyTorch's meta device); parameters and newly made tensors
-do, and everything pretends that there is a GPU. A forward is called three times: once to warm up, and twice to be
-recorded; both programs must be equal. Then Triton compiles each kernel that was launched, with a GPU into the binary
-that the judge will launch, without one only to refuse what a GPU would refuse.
+do, and everything pretends that there is a GPU (pretend.py). A forward is called three times: once to warm up, and
+twice to be recorded; both programs must be equal. Then Triton compiles each kernel that was launched for the real GPU.
+With a GPU the judge is given the machine code, without one the text of Triton's IR.
 
-The program's format is in program.py. A tensor is written as a layout in a numbered storage, so views need no step. A
-storage that no step has made is a constant: a parameter that equals the reference's of the same name, or else bytes.
-Not supported: values that are read back, operators of one's own, tensor descriptors made by the host, hooks of configs.
+The format is in program.py. Each tensor gets a number when it is first seen. One that no row has made is a constant: a
+parameter that equals the reference's of the same name, or else bytes.
+Not supported: values that are read back, operators of one's own; with a GPU, tensor descriptors made by the host.
 """
 
-import json
 import os
-import socket
+import pickle
+import resource
 import sys
-import types
 import zlib
-from unittest.mock import MagicMock
 
 import torch
 import triton
 import triton.language as tl
 from torch._prims_common import suggest_memory_format
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
-from triton.runtime import autotuner, driver, jit
+from triton.runtime import autotuner, jit
 
 from judge import rules
-from judge.processes import TORCH_NAMES, serve_orders
-from judge.program import MOST_CONFIGS, UNWRITTEN, dense, launches_of, tensors_in, write_value
-from judge.reference import is_exact, load_module, seed_everything, state_of
+from judge.comparison import is_exact
+from judge.pretend import H200, SHARED_MEMORY, PretendCuda, pretend_gpu
+from judge.processes import begin_server, serve_orders
+from judge.program import MOST_CONFIGS, TORCH_NAMES, UNWRITTEN, launches_in, numbers_in, packed, raw, tensors_in, write
+from judge.reference import load_module, seed_everything, state_of
 from judge.verdict import Failed, describe
 
-H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141 << 30, "major": 9, "minor": 0,
-        "warp_size": 32, "max_threads_per_multi_processor": 2048, "L2_cache_size": 60 << 20,
-        "shared_memory_per_block_optin": 227 << 10}  # what a candidate finds where no GPU is
-SHARED_MEMORY = 227 << 10  # bytes that a program of a kernel may use
+COMPILE_SECONDS = 20  # of a CPU, for all kernels of a candidate
 CALLS = 3  # forwards: a warm-up, and two that are recorded
 KEEPS_STATE = "forward keeps state: from one call to the next it does something else, or counts"
 WHOLE = set("batch_norm instance_norm dropout alpha_dropout feature_dropout scaled_dot_product_attention lstm gru "
-            "rnn_tanh rnn_relu ctc_loss conj_physical".split())  # operators that are recorded as one step
+            "rnn_tanh rnn_relu ctc_loss".split())  # operators that are recorded as one row
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-PHYSICAL = {torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
-            torch.ops.aten._neg_view.default: torch.ops.aten.neg.default}  # lazy ones set marks that no layout shows
 READ_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operators that read values
-TO_HOST = set("cpu item tolist numpy __array__ __dlpack__ __reduce_ex__ __float__ __int__ __bool__".split())  # methods
 SMALL = 1 << 26  # bytes: a larger tensor that a forward makes has no values while recording
+LAUNCH_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug"}
 RUN = jit.JITFunction.run  # another stands in its place
-TENSOR = torch.tensor
 
 
 def identity(tensor) -> int:
@@ -60,49 +52,67 @@ def identity(tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def plain(value):
-    return value.value if isinstance(value, tl.constexpr) else value
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Recording one forward
 
 
 class Recorder(TorchDispatchMode):
-    """While active, writes each operator and each launch of a forward into `steps`.
+    """While active, writes each operator and each launch of a forward into `rows`.
 
-    equal: identities of the parameters and buffers that are as the reference's.
+    equal: {name: tensor} of the parameters and buffers that are as the reference's. room: bytes for constants.
     """
 
     active = None  # the recorder of the forward that runs
     _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
-    def __init__(self, equal):
+    def __init__(self, equal, room):
         super().__init__()
-        self.equal = equal
-        self.steps, self.constants = [], {}
-        self.numbers, self.storages = {}, []  # number of a storage by its identity; all of them, so that all live
+        self.rows, self.room = [], room
+        self.numbers, self.first = {}, {}  # number of a tensor by its id; the first tensor of each storage
+        self.tensors = []  # by their numbers; all are kept, so that no other gets the id of one
+        self.constants, self.contents = {}, {}  # as in a program, and their bytes
         self.unknown = set()  # storages on the CPU whose values depend on the inputs or on a kernel
-        self.read = set()
-        self.written = set()
+        self.read, self.written = set(), set()  # storages whose values the host reads, and that rows write to
         self.fixed = False
-        self.names, self.calls = {}, {}  # global constants; {id of a launch: (kernel, args, kwargs)}, to compile it
+        self.calls = {}  # {id of a launch: (kernel, args, kwargs)}, to compile it
+        self.state = {name: self.define(tensor) for name, tensor in equal.items()}
 
-    def layout(self, tensor, created=False):
-        """The tensor as data. created: by a step, or an input; otherwise a new storage is a constant."""
+    def define(self, tensor) -> int:
+        """A new number for a tensor."""
         if tensor.layout is not torch.strided or tensor.is_quantized:
             raise RuntimeError("sparse and quantized tensors are not supported here")
-        key, storage = identity(tensor), tensor.untyped_storage()
-        if key not in self.numbers:
-            self.numbers[key] = number = len(self.storages)
-            self.storages.append(storage)
-            if not created and key not in self.equal:
-                self.constants[number] = storage.nbytes()
-                if storage.device.type != "meta":
-                    self.fixed |= not is_exact(tensor) and storage.nbytes() > tensor.element_size()
-                    with _disable_current_modes():
-                        self.constants[number] = torch.empty(0, dtype=torch.uint8).set_(storage.clone())
-        return [self.numbers[key], str(tensor.dtype), [*tensor.shape], [*tensor.stride()], tensor.storage_offset()]
+        number = self.numbers[id(tensor)] = len(self.tensors)
+        self.tensors.append(tensor)
+        self.first.setdefault(identity(tensor), tensor)
+        return number
+
+    def number(self, tensor) -> int:
+        """A tensor's number. One that no row has made is another view of known memory (x.data), or a constant."""
+        if id(tensor) in self.numbers:
+            return self.numbers[id(tensor)]
+        base = self.first.get(identity(tensor))
+        number = self.define(tensor)
+        if base is None:
+            self.add_constant(number, tensor)
+        else:
+            same = base if base.dtype == tensor.dtype else base.view(tensor.dtype)  # a row of its own
+            place = [[*tensor.shape], [*tensor.stride()], tensor.storage_offset()]
+            self.rows.append(["operator", "as_strided.default", write((same, *place), self.number), {"dict": []},
+                              [[number, str(tensor.dtype), *place[:2]]]])
+        return number
+
+    def add_constant(self, number, tensor):
+        """Note what lies in a constant's memory. On the meta device it is not known."""
+        storage = tensor.untyped_storage()
+        self.constants[number] = [str(tensor.dtype), [*tensor.shape], [*tensor.stride()], tensor.storage_offset(),
+                                  storage.nbytes()]
+        self.room -= storage.nbytes()
+        if self.room < 0:
+            raise RuntimeError("its constants take much more memory than the task's tensors: not supported here")
+        if not tensor.is_meta:
+            self.fixed |= not is_exact(tensor) and tensor.numel() > 1
+            with _disable_current_modes():
+                self.contents[number] = raw(tensor).clone()
 
     def is_unknown(self, tensor) -> bool:
         return tensor.is_meta or identity(tensor) in self.unknown
@@ -111,11 +121,11 @@ class Recorder(TorchDispatchMode):
         """The host reads a tensor. What is computed from inputs is not known while recording."""
         if self.is_unknown(tensor):
             raise RuntimeError(f"forward reads computed values back to the host ({name}): not supported here")
-        self.read.add(self.layout(tensor)[0])
+        self.number(tensor)
+        self.read.add(identity(tensor))
         self.fixed |= not is_exact(tensor)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        func = PHYSICAL.get(func, func)
         kwargs, name = kwargs or {}, func._schema.name.split("::")[1]
         if func.namespace not in ("aten", "prim", "prims"):
             raise RuntimeError(f"{func.name()} is an operator of your own: not supported here, call its function")
@@ -130,20 +140,24 @@ class Recorder(TorchDispatchMode):
         if READ_VALUES & set(func.tags) and not by_numbers or to_cpu:
             for tensor in tensors:
                 self.note_read(f"aten.{name}", tensor)
-        arguments = [write_value(args, self.layout), write_value(kwargs, self.layout)]
-        with torch.inference_mode(func not in PHYSICAL.values()), torch.no_grad():  # as if their results were views
+        arguments = [write(args, self.number), write(kwargs, self.number)]
+        with torch.no_grad():
             out = self.run(name, func, args, kwargs)
-        results = tensors_in(out)
-        new = any(identity(tensor) not in self.numbers or tensor.numel() == 0 for tensor in results)
-        if func._schema.is_mutable and name != "detach_" or new:
-            self.steps.append(["operator", f"{name}.{func._overloadname}", *arguments,
-                               [self.layout(tensor, created=True) for tensor in results]])
-            changed = [*results, *tensors] if func._schema.is_mutable else results  # or some of them
-            written = set(map(identity, changed))
-            self.written |= {self.numbers[key] for key in written}
-            if any(map(self.is_unknown, tensors)):
-                self.unknown |= written
+        self.add_row(func, f"{name}.{func._overloadname}", arguments, tensors, tensors_in(out))
         return out
+
+    def add_row(self, func, name, arguments, tensors, results):
+        described = []
+        for tensor in results:
+            number = self.numbers[id(tensor)] if id(tensor) in self.numbers else self.define(tensor)
+            described.append([number, str(tensor.dtype), [*tensor.shape], [*tensor.stride()]])
+        changed = [*results, *tensors] if func._schema.is_mutable else results  # or some of them
+        new = [tensor for tensor in changed if func._schema.is_mutable or not func.is_view]
+        self.written.update(map(identity, new))
+        if any(map(self.is_unknown, tensors)):
+            self.unknown.update(map(identity, new))
+        if results or func._schema.is_mutable:
+            self.rows.append(["operator", name, *arguments, described])
 
     def run(self, name, func, args, kwargs):
         """What an operator returns: without values, unless all of its arguments have values.
@@ -176,35 +190,35 @@ class Recorder(TorchDispatchMode):
         Recorder.active = self
         # In inference mode operators that are made of others are seen, too: see WHOLE.
         with torch.inference_mode(), PretendCuda(self), self:
-            layouts = [self.layout(tensor, created=True) for tensor in tensors_in(inputs)]
-            for tensor in named.values():
-                if identity(tensor) in self.equal:
-                    self.layout(tensor)
-            output = write_value(model(*inputs), self.layout)
-        if self.read & self.written & self.constants.keys():
+            numbers = [self.define(tensor) for tensor in tensors_in(inputs)]
+            output = write(model(*inputs), self.number)
+        if {identity(self.tensors[number]) for number in self.constants} & self.read & self.written:
             raise RuntimeError(KEEPS_STATE)
-        state = {name: self.layout(tensor) for name, tensor in named.items() if identity(tensor) in self.numbers}
-        return {"inputs": layouts, "steps": self.steps, "output": output, "state": state,
-                "names": self.names, "fixed": self.fixed}
+        used = {name: self.numbers[id(tensor)] for name, tensor in named.items() if id(tensor) in self.numbers}
+        outputs = set(map(identity, (self.tensors[number] for number in numbers_in(output))))
+        returned = [number for number in self.constants if identity(self.tensors[number]) in outputs]
+        return {"inputs": numbers, "rows": self.rows, "output": output, "state": self.state, "named": used,
+                "constants": self.constants, "returned": returned, "fixed": self.fixed}
 
 
-def record(model, inputs, entries):
-    """Call a model's forward CALLS times. inputs: a function that makes them; entries: the reference's state.
+def record(model, inputs, blueprint):
+    """Call a model's forward CALLS times. inputs: a function that makes them; blueprint: see Reference.blueprint.
 
     Returns the Recorder of the last call and its program. Raises what the forward raises, and RuntimeError where it
     reads computed values, or where the recorded calls are not equal.
     """
-    named, equal = state_of(model), set()
+    named, equal = state_of(model), {}
     for name, tensor in named.items():
         whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-        if whole and entries.get(name) == [str(tensor.dtype), list(tensor.shape), zlib.crc32(dense(tensor).numpy())]:
-            equal.add(identity(tensor))
+        values = [str(tensor.dtype), list(tensor.shape), zlib.crc32(raw(tensor).numpy())] if whole else None
+        if whole and blueprint["state"].get(name) == values:
+            equal[name] = tensor
     programs = []
     for _ in range(CALLS):
-        recorder = Recorder(equal)
+        recorder = Recorder(equal, blueprint["room"])
         program = recorder.record(model, inputs(), named)
-        contents = {number: zlib.crc32(torch.as_tensor(value).numpy()) for number, value in recorder.constants.items()
-                    if number not in recorder.written}
+        contents = {number: zlib.crc32(value.numpy()) for number, value in recorder.contents.items()
+                    if identity(recorder.tensors[number]) not in recorder.written}
         programs.append(repr((program, contents)))
     if programs[-1] != programs[-2]:
         raise RuntimeError(KEEPS_STATE)
@@ -212,81 +226,7 @@ def record(model, inputs, entries):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A GPU that is not there
-
-
-class PretendCuda(TorchFunctionMode):
-    """Lets code written for a GPU run without one. "cuda" means where a call's first tensor is, or else the CPU.
-
-    Within a forward all tensors say that they are on a GPU. In a constructor (recorder: None), whose parameters go to
-    the GPU afterwards, they say where they are.
-    """
-
-    def __init__(self, recorder=None):
-        super().__init__()
-        self.recorder, self.reads_parameters = recorder, False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if self.recorder is not None and func == torch.Tensor.device.__get__:
-            return torch.device("cuda", 0)
-        if name in ("__getitem__", "__setitem__"):
-            args = (args[0], with_values(args[1]), *args[2:])
-        sources = tensors_in([args, kwargs])
-        place = sources[0].untyped_storage().device if sources else torch.device("cpu")
-        if name in TO_HOST and self.recorder is not None:
-            self.recorder.note_read(name, sources[0])
-        self.reads_parameters |= name in TO_HOST and sources[0].requires_grad
-        args = args if func is torch.device else tuple(place if is_cuda(value) else value for value in args)
-        if is_cuda(kwargs.get("device")) or type(kwargs.get("device")) is int:
-            kwargs["device"] = place
-        return func(*args, **kwargs)
-
-
-def with_values(index):
-    """An index whose lists are tensors on the CPU: PyTorch makes them where the indexed tensor is, without values."""
-    if isinstance(index, tuple):
-        return tuple(map(with_values, index))
-    return torch.as_tensor(index) if hasattr(index, "__len__") and not tensors_in(index) else index
-
-
-def is_cuda(value) -> bool:
-    return isinstance(value, (str, torch.device)) and "cuda" in str(value)
-
-
-def pretend_gpu(properties):
-    """Let PyTorch and Triton speak of a GPU in a process that has none. properties: of the GPU, by PyTorch's names.
-
-    It changes this process for good: Triton's kernels can be recorded and compiled, but not run.
-    """
-    found = types.SimpleNamespace(**properties)
-    anything = MagicMock(cuda_stream=0)  # streams, events, contexts: their methods do nothing
-    names = {"is_available is_bf16_supported": True, "device_count": 1, "current_device memory_allocated": 0,
-             "synchronize set_device empty_cache": None, "get_device_properties": found, "get_device_name": found.name,
-             "get_device_capability": (found.major, found.minor),
-             "Stream Event current_stream default_stream stream device device_of _DeviceGuard": anything}
-    for together, value in names.items():
-        for name in together.split():
-            setattr(torch.cuda, name, lambda *_, value=value, **__: value)
-    torch.version.cuda = torch.version.cuda or "12.8"
-    torch.set_default_device = lambda device: None
-    torch.library.wrap_triton = lambda kernel: kernel  # it matters to torch.compile only
-    torch._C._cuda_getCurrentRawStream = lambda device: 0  # what files that inductor wrote import
-    torch._C._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
-        size, stride, dtype=dtype, device="cuda")
-    torch.Tensor.is_cuda = property(lambda tensor: True)  # asserted by many a kernel's wrapper
-    torch.Tensor.get_device = lambda tensor: 0
-    torch.Tensor.cuda = lambda tensor, *_, **__: tensor
-    torch.tensor = lambda data, device=None, **more: TENSOR(data, **more)  # with values, if PyTorch's functions call it
-    torch.Tensor.new_tensor = lambda x, data, dtype=None, **_: TENSOR(data, dtype=dtype or x.dtype)
-    jit.JITFunction.run, autotuner.Autotuner.run = launch, launch_tuned
-    there = {"multiprocessor_count": found.multi_processor_count, "max_shared_mem": SHARED_MEMORY, "warpSize": 32,
-             "max_num_regs": 65536}
-    driver.set_active(types.SimpleNamespace(
-        utils=types.SimpleNamespace(get_device_properties=lambda device: there), get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0, get_active_torch_device=lambda: torch.device("cuda", 0),
-        get_current_target=lambda: GPUTarget("cuda", 10 * found.major + found.minor, 32)))
+# Launches
 
 
 def launch(kernel, *args, grid, warmup, **kwargs):
@@ -295,32 +235,60 @@ def launch(kernel, *args, grid, warmup, **kwargs):
     if warmup or recorder is None:
         raise RuntimeError("kernels can only be launched, and only within forward: warmup is not supported here")
     options = {key: value for key, value in kwargs.items() if key not in kernel.signature.parameters}
+    if unknown := sorted(set(options) - LAUNCH_OPTIONS):
+        raise RuntimeError(f"{kernel.fn.__name__} has no argument or launch option {unknown[0]}")
     bound = kernel.signature.bind(*args, **{key: kwargs[key] for key in kwargs.keys() - options.keys()})
     bound.apply_defaults()
     grid = torch.Size(grid({**bound.arguments, **options}) if callable(grid) else grid)
-    for name, value in kernel.fn.__globals__.items():
-        if isinstance(plain(value), (bool, int, float, str, tl.dtype)) and not name.startswith("__"):
-            recorder.names[name] = write_value(value, recorder.layout)
-    recorder.unknown.update(map(identity, tensors_in(bound.arguments)))
-    arguments = {name: write_value(plain(value), recorder.layout) for name, value in bound.arguments.items()}
-    step = {"kernel": kernel.fn.__name__, "grid": [*grid, *[1] * (3 - len(grid))],
-            "options": options, "arguments": arguments, "binary": None}
-    recorder.calls[id(step)] = kernel, args, kwargs
-    recorder.steps.append(["launch", step])
+    touched = [identity(tensor) for tensor in tensors_in(list(map(parts, bound.arguments.values())))]
+    recorder.unknown.update(touched)
+    recorder.written.update(touched)
+    arguments = {name: argument(value, recorder.number) for name, value in bound.arguments.items()}
+    row = {"kernel": kernel.fn.__name__, "grid": [*grid, *[1] * (3 - len(grid))], "options": options,
+           "arguments": arguments, "compiled": None}
+    recorder.calls[id(row)] = kernel, args, kwargs
+    recorder.rows.append(["launch", row])
+
+
+def parts(value):
+    """A tensor descriptor that the host has made, as its tensor, shape and strides; anything else as it is."""
+    value = value.value if isinstance(value, tl.constexpr) else value
+    return (value.base, [*value.shape], [*value.strides]) if hasattr(value, "block_shape") else value
+
+
+def argument(value, number):
+    """JSON of a launch's argument. What is no tensor or number becomes part of the compiled kernel, so text will do."""
+    try:
+        return write(parts(value), number)
+    except TypeError:
+        return getattr(value, "__name__", str(value))
 
 
 def launch_tuned(tuner, *args, **kwargs):
     """Stands for Autotuner.run: records a launch with each configuration. The judge takes the quickest."""
-    launches, before = [], list(Recorder.active.steps)
+    recorder, alternatives = Recorder.active, []
+    rows = recorder.rows
     tuner.nargs = dict(zip(tuner.arg_names, args))
-    configs = tuner.prune_configs(kwargs)[:MOST_CONFIGS]
-    Recorder.active.steps = before  # what pruning does happens once, not in every call
-    for config in configs:
+    recorder.rows = []
+    configs = tuner.prune_configs(kwargs)[:MOST_CONFIGS]  # what pruning does happens once, not in every call
+    choices = [config.all_kwargs() for config in configs]
+    for config, chosen in zip(configs, choices):
+        recorder.rows = []
         if config.pre_hook is not None:
-            raise RuntimeError("an autotuned configuration with a pre_hook is not supported here")
-        tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-        launches += launches_of(Recorder.active.steps.pop())
-    Recorder.active.steps.append(["tuned", launches])
+            config.pre_hook({**tuner.nargs, **kwargs, **chosen})
+        tuner.fn.run(*args, **kwargs, **chosen)
+        alternatives.append([f"{tuner.base_fn.__name__}: {differences(chosen, choices)}"[:200], recorder.rows])
+    recorder.rows = rows
+    rows.append(["tuned", alternatives])
+
+
+def differences(chosen, choices) -> str:
+    """What of a configuration is different in others: "BLOCK=256, num_warps=4"."""
+    named = []
+    for key, value in chosen.items():
+        if value is not None and any(other.get(key) != value for other in choices):
+            named.append(f"{key}={value}")
+    return ", ".join(named)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -328,29 +296,55 @@ def launch_tuned(tuner, *args, **kwargs):
 
 
 def compile_all(recorder, text, clock) -> list:
-    """Compile each kernel of a recorded forward, once for each specialisation. Returns the binaries; without GPU none.
+    """Compile each kernel of a recorded forward, once for each specialisation. Returns what the judge needs of each.
 
     As with Triton, a configuration that does not compile is not tried, unless none is left.
     """
+    used, hard = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    most = int(used.ru_utime + used.ru_stime) + COMPILE_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (min(most, hard), hard))  # see processes.watch
     compiled = {}  # {a kernel as Triton has compiled it: its number}
-    for step in recorder.steps:
+    for row in recorder.rows:
+        alternatives = row[1] if row[0] == "tuned" else [["", [row]]]
         good, failed = [], None
-        for found in launches_of(step):
-            kernel, args, kwargs = recorder.calls[id(found)]
+        for label, rows in alternatives:
             try:
-                result = RUN(kernel, *args, grid=None, warmup=True, **kwargs)
-                check_limits(result.metadata, found["grid"])
-            except Exception as error:
-                failed = compile_error(error, kernel, text)
-                continue
-            if clock == "measured":
-                found["binary"] = compiled.setdefault(result, len(compiled))
-            good.append(found)
-        if failed is not None and not good:
+                for entry in launches_in(rows):
+                    compile_launch(entry, recorder.calls[id(entry)], compiled, text)
+                good.append([label, rows])
+            except Failed as error:
+                failed = error
+        if failed and not good:
             raise failed
-        if step[0] == "tuned":
-            step[1] = good
-    return [binary(result.metadata, result.asm["cubin"], result.src.signature) for result in compiled]
+        if row[0] == "tuned":
+            row[1] = good
+    return [description(result, clock) for result in compiled]
+
+
+def compile_launch(entry, call, compiled, text):
+    """Compile the kernel of a launch, and keep those of its arguments that the compiled kernel takes. Raises Failed."""
+    kernel, args, kwargs = call
+    try:
+        result = RUN(kernel, *args, grid=None, warmup=True, **kwargs)
+        check_limits(result.metadata, entry["grid"])
+    except Exception as error:
+        raise compile_error(error, kernel, text) from None
+    entry["compiled"] = compiled.setdefault(result, len(compiled))
+    values = []
+    for name, kind in result.src.signature.items():
+        values += taken(kind, entry["arguments"][name])
+    entry["arguments"] = values
+
+
+def taken(kind, value) -> list:
+    """The values of a parameter that a compiled kernel takes. kind: its type in the signature; a tuple has several."""
+    if isinstance(kind, tuple):
+        return sum(map(taken, kind, value["tuple"]), [])
+    if kind == "constexpr":
+        return []
+    if kind.startswith("tensordesc"):  # the descriptor is followed by its shape and strides
+        return [value, *value["tuple"][1], *value["tuple"][2]]
+    return [value]
 
 
 def check_limits(metadata, grid):
@@ -361,12 +355,25 @@ def check_limits(metadata, grid):
             raise triton.OutOfResources(used, limit, what)
 
 
-def binary(metadata, cubin, signature) -> dict:
-    """What the judge needs to launch a kernel."""
+def kinds_of(signature) -> list:
+    """The types of what a compiled kernel takes, in their order."""
+    kinds = []
+    for kind in signature:
+        if isinstance(kind, tuple):
+            kinds += kinds_of(kind)
+        elif kind != "constexpr":
+            kinds.append(kind)
+    return kinds
+
+
+def description(result, clock) -> dict:
+    """What the judge needs to launch a kernel: with a GPU its machine code, without one the text of Triton's IR."""
+    metadata = result.metadata
+    if clock == "modelled":
+        return {"name": metadata.name, "code": str(result.asm["ttir"]).encode()}
     return {"name": metadata.name, "shared": metadata.shared, "scratch": metadata.global_scratch_size,
-            "num_warps": metadata.num_warps, "num_ctas": metadata.num_ctas,
-            "cubin": torch.frombuffer(bytearray(cubin), dtype=torch.uint8),
-            "signature": [[name, kind] for name, kind in signature.items() if kind != "constexpr"]}
+            "num_warps": metadata.num_warps, "num_ctas": metadata.num_ctas, "code": result.asm["cubin"],
+            "signature": kinds_of(result.src.signature.values())}
 
 
 def compile_error(error, kernel, text):
@@ -391,9 +398,10 @@ def without_values(entry):
     return torch.empty_strided(entry["shape"], entry["stride"], dtype=TORCH_NAMES[entry["dtype"]], device="meta")
 
 
-def answer(order) -> dict:
-    """What the recorder says to an order."""
-    text, blueprint = order["code"].removeprefix("\ufeff"), order["blueprint"]
+def answer(order) -> bytes:
+    """The recording of a candidate. order: (its text, the blueprint, the clock), pickled by the trainer."""
+    text, blueprint, clock = pickle.loads(order)
+    text, blueprint = text.removeprefix("\ufeff"), pickle.loads(blueprint)
     path, stage = os.path.abspath("candidate.py"), "parse"
     try:
         rules.static_check(text)
@@ -404,15 +412,15 @@ def answer(order) -> dict:
             stage = "forward"
             seed_everything(blueprint["seed"])
             model = module.ModelNew(*blueprint["arguments"], **blueprint["keywords"])
-        recorder, program = record(model, lambda: list(map(without_values, blueprint["inputs"])), blueprint["state"])
+        recorder, program = record(model, lambda: list(map(without_values, blueprint["inputs"])), blueprint)
         program["fixed"] |= constructor.reads_parameters
-        binaries = compile_all(recorder, text, order["clock"])
-        return {"program": program, "constants": recorder.constants, "binaries": binaries}
+        compiled = compile_all(recorder, text, clock)
+        return packed({"program": program, "constants": recorder.contents, "compiled": compiled})
     except BaseException as error:  # also SystemExit
         why, line = describe(error, path)
         if isinstance(error, Failed):
             stage, why, line = error.stage, str(error)[:300], error.line or line
-        return {"failed": stage, "error": why, "line": line}
+        return packed({"failed": stage, "error": why, "line": line})
 
 
 @triton.jit
@@ -423,19 +431,18 @@ def warm(x):
 def warm_up():
     """Record and compile something: forks of this process find imported and loaded what that takes."""
     pretend_gpu(H200)
-    record(torch.nn.Linear(1, 1), lambda: [torch.empty(1, 1, device="meta")], {})
+    record(torch.nn.Linear(1, 1), lambda: [torch.empty(1, 1, device="meta")], {"state": {}, "room": 1 << 20})
     RUN(warm, 1.0, grid=None, warmup=True)
     Recorder.active = None
 
 
 def main():
-    sock, settings = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
-    torch.set_num_threads(1)
+    connection, settings = begin_server(sys.argv)
+    jit.JITFunction.run, autotuner.Autotuner.run = launch, launch_tuned
     if settings["clock"] == "modelled":
         CUDABackend.make_cubin = lambda *_: b""  # up to PTX: assembling takes a third of the time, and nobody runs it
-    if serve_orders(sock, answer, settings, most=1):  # it may be the only one, which would have to wait
-        warm_up()
-        serve_orders(sock, answer, settings)
+    warm_up()
+    serve_orders(connection, answer, settings)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
-"""What a candidate is compared with: the reference model, the inputs of each trial, and the tolerance.
+"""What a candidate is compared with: the reference model, its state, and the inputs and bounds of each trial.
 
-Trial 0 uses the task's inputs as drawn and the parameters as constructed. The others use structured inputs (sorted
-rows, clusters of large values, offsets, ties) and, where the candidate's parameters are the reference's by name and
-value, perturbed ones, so that work which rarely matters must still be done. For a value r of the reference, |candidate
-- r| <= t * (|r| + s).
+Trial 0 uses inputs as the task draws them, the others structured ones (inputs.py). Parameters are perturbed, where the
+candidate's are the reference's by name and value, but for the last trial, which has them as constructed. So work that
+rarely matters, or not yet, must still be done. What the reference cannot take is dropped, and `notes` say so.
 
-    s   the root mean square of the reference's output
-    t   in trial 0: max(1e-4, 2 units in the last place, min(10 e, 1e-2)); in the others: max(t, min(10 t, 1e-2)).
-        1e-4 is Settings.tolerance; e: the reference's error against float64, on inputs changed by up to 1e-6
-
-Integers and bools must be equal. Not looked for: errors in small values of an output that has far larger ones.
+An Answer has the outputs, the inputs that the reference changes, and the parameters and buffers that it changes. How
+closely a candidate's must agree (comparison.py) follows the reference's own error against float64, which is measured
+here when a task is loaded.
 """
 
 import contextlib
@@ -29,14 +26,12 @@ import numpy
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from judge.comparison import (MARGIN, MOST, Bound, compare, errors_of, is_exact, is_same, named, precise, precise_type,
+                              scale_of, sharing, width)
+from judge.inputs import AS_DRAWN, STRENGTHS, STRONG, STRUCTURES, domain_of, nearby, vary
 from judge.program import copy_of, tensors_in
 from judge.verdict import describe
 from tasks import TaskError
-
-STRENGTHS = (30.0, 10.0, 3.0, 1.0)  # of structured inputs. A task gets the first that its reference can take; 1: none
-MARGIN, MOST = 10, 1e-2  # t is at least MARGIN times the error of the reference itself, up to MOST
-NEARBY = 1e-6  # about 8 units in the last place of float32
-PIECE = 1 << 24  # values of a tensor that are processed together, which limits temporary memory
 
 
 class CudaIsCpu(torch.overrides.TorchFunctionMode):
@@ -52,10 +47,24 @@ class CudaIsCpu(torch.overrides.TorchFunctionMode):
         return "cpu" if str(place).split(":")[0] == "cuda" else place
 
 
+class InDouble(torch.overrides.TorchFunctionMode):
+    """While active, every floating-point type that PyTorch is asked for is float64: casts lose no precision."""
+
+    CASTS = torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.float
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.view and torch.dtype in map(type, [*args, *(kwargs or {}).values()]):
+            raise TypeError("the bits of a float64 are not those of another type")
+        func = torch.Tensor.double if func in self.CASTS else func
+        args, kwargs = tree_map_only(torch.dtype, precise_type, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
 class Answer(NamedTuple):
-    leaves: list  # the output's tensors
-    structure: str  # how they are nested, such as "(tensor, [tensor])"
+    leaves: dict  # {name: tensor}: the outputs, then the inputs, then the state that the reference changes
+    structure: str  # how the outputs are nested, such as "(tensor, [tensor])"
     changed: list  # indices of inputs that the forward changed in place
+    shared: list  # indices of outputs that have no memory of their own
 
 
 class Reference:
@@ -67,13 +76,17 @@ class Reference:
         self.tolerance = settings["tolerance"]
         self.device = torch.device(settings["device"])
         self.place = CudaIsCpu() if self.device.type == "cpu" else contextlib.nullcontext()
+        self.notes = []  # what trials leave out, and why
         try:
             with self.place:
                 folder = Path(tempfile.mkdtemp(dir=settings.get("scratch")))
                 self.construct(load_module(source, folder / "reference.py"))
+            self.strengths = {}
             self.example = self.inputs("example", 0)
-            self.domains = list(map(domain, self.example, self.inputs("another example", 0)))
-            self.load_bounds()
+            self.domains = list(map(domain_of, self.example, self.inputs("another example", 0)))
+            self.find_side_effects()
+            self.choose_perturbation()
+            self.choose_structure()
         except Exception as error:
             why = error if isinstance(error, TaskError) else f"the reference fails: {describe(error)[0]}"
             raise TaskError(f"{name}: {why}") from None
@@ -102,15 +115,27 @@ class Reference:
             self.summary[name] = [str(tensor.dtype), list(tensor.shape), zlib.crc32(raw.numpy())]
         self.model.to(self.device)
         self.constructed = {name: tensor.detach().clone() for name, tensor in state_of(self.model).items()}
-        self.perturbed = {name: self.perturb(name, tensor) for name, tensor in self.constructed.items()}
+        self.perturbed = self.constructed
 
-    def perturb(self, name, tensor):
-        """A parameter moved a little. Buffers are constants of the task, except for running statistics."""
-        if not tensor.is_floating_point() or not (name in dict(self.model.named_parameters()) or "running_" in name):
+    def perturb(self, name, tensor, flip):
+        """A parameter moved by a fifth, away from zero, and half of its signs flipped if `flip`.
+
+        A gain of 1e-6 or a gate of zero becomes as large as parameters usually are, so that what it scales matters.
+        Buffers are constants of the task, except for running statistics, which keep their sign.
+        """
+        parameter = name in dict(self.model.named_parameters())
+        if not tensor.is_floating_point() or not (parameter or "running_" in name):
             return tensor
-        torch.manual_seed(self.derive("perturbed", name))
-        noise = torch.rand(2, *tensor.shape).to(tensor)  # 0 to 1, so a variance stays positive
-        return tensor * (0.8 + 0.4 * noise[0]) + 0.1 * noise[1] * (min(1.0, scale_of(tensor)) or 1.0)
+        seed_torch(self.derive("perturbed", name))
+        noise = torch.rand(3, *tensor.shape).to(tensor.device, torch.promote_types(tensor.dtype, torch.float32))
+        matrix = tensor.dim() > 1 and len(tensor) > 1
+        usual = 1 / math.sqrt(max(tensor[0].numel(), 1)) if matrix else 1.0
+        least = 0.2 * max(usual, min(1.0, scale_of(tensor, False)[1]))
+        size = torch.maximum(tensor.abs() * (0.8 + 0.4 * noise[0]), least * (0.5 + 0.5 * noise[1]))
+        negative = tensor < 0
+        if parameter and flip:
+            negative ^= noise[2] <= noise[2].median()
+        return torch.where(negative, -size, size).to(tensor.dtype)
 
     def state(self, perturbed) -> dict:
         """{name: tensor} of parameters and buffers, as constructed or perturbed (where the reference can take that)."""
@@ -123,12 +148,37 @@ class Reference:
 
     def run(self, inputs, seed, model=None) -> Answer:
         """The reference's answer, on copies of the inputs. model: one to be used in place of it."""
-        copies = copy_of(inputs)
-        torch.manual_seed(seed)
+        model, copies = model or self.model, copy_of(inputs)
+        seed_torch(seed)
         with torch.no_grad(), self.place:
-            output = (model or self.model)(*copies)
-        changed = [i for i, x in enumerate(copies) if isinstance(x, torch.Tensor) and x._version]
-        return Answer(tree_leaves(output), structure(output), changed)
+            output = model(*copies)
+        return self.answer(output, copies, state_of(model), self.changed_inputs)
+
+    def answer(self, output, inputs, state, changed, others=()) -> Answer:
+        """What a forward of the reference or of a candidate amounts to.
+
+        inputs, state ({name: tensor}): after the forward; changed: indices of inputs that it changed; others: tensors
+        in whose memory no output may lie either.
+        """
+        outputs = tensors_in(output)
+        leaves = named(outputs)
+        leaves |= {f"input {i}": inputs[i] for i in self.changed_inputs}
+        leaves |= {f"state {name}": state[name].detach().clone() for name in self.changed_state if name in state}
+        shared = sharing(outputs, [*tensors_in(inputs), *state.values(), *others])
+        return Answer(leaves, structure(output), list(changed), shared)
+
+    def find_side_effects(self):
+        """Find which inputs, parameters and buffers the forward changes, and which outputs share memory with others."""
+        self.changed_inputs, self.changed_state = [], []
+        copies = copy_of(self.example)
+        with torch.no_grad(), self.place:
+            output = self.model(*copies)
+        if not all(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(output)):
+            raise TaskError("it returns something other than tensors")
+        self.changed_inputs = [i for i, x in enumerate(copies) if isinstance(x, torch.Tensor) and x._version]
+        state = state_of(self.model)
+        self.changed_state = [name for name, x in self.constructed.items() if not is_same(x, state[name])]
+        self.shared = self.answer(output, copies, state, self.changed_inputs).shared
 
     def blueprint(self) -> dict:
         """What a recorder needs to construct ModelNew, and inputs without values."""
@@ -159,183 +209,122 @@ class Reference:
             if isinstance(x, torch.Tensor):
                 drawn[i] = x.detach().to(self.device).clone()  # contiguous, unless it is dense otherwise
                 if trial:
-                    drawn[i] = vary(drawn[i], self.domains[i], trial, self.strength, self.ties)
+                    drawn[i] = vary(drawn[i], self.domains[i], trial, self.derive(key), self.strengths)
             elif tensors_in(x):
                 raise TaskError("tensors within a list or dict of inputs are not supported")
         return drawn
 
-    def bounds(self, trial) -> list:
-        """t of each output in this trial."""
-        return self.structured_bounds if trial else self.plain_bounds
+    def bounds(self, trial, perturbed) -> list:
+        """The Bound of each compared tensor in this trial."""
+        widths = self.widths[perturbed]
+        if trial:
+            widths = [max(t, min(MARGIN * t, MOST)) for t in widths]
+        return [Bound(t, min(MARGIN * share, MOST), spread=not trial) for t, share in zip(widths, self.jumps)]
 
-    def load_bounds(self):
-        """Choose the tolerances, and the strength of structured inputs."""
-        leaves = self.run(self.example, 0).leaves
-        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            raise TaskError("it returns something other than tensors")
-        self.ties = not any(map(is_exact, leaves))  # where values are equal, indices are ambiguous
-        self.plain_bounds = self.structured_bounds = self.measure([0], False, math.inf)
+    def choose_perturbation(self):
+        """Measure the bounds of trial 0, and perturb parameters in a way that the reference can take."""
         self.load(False)
-        if compare(leaves, self.run(self.example, 1).leaves, loose(self.plain_bounds)):
+        leaves = self.run(self.example, 0).leaves
+        self.load(False)
+        if compare(leaves, self.run(self.example, 1).leaves, [Bound(MOST, MOST)] * len(leaves)):
             raise TaskError("its output is random (dropout in training mode?), so no kernel can be compared with it")
-        most = max(MOST / 100, max(self.plain_bounds) / 2)  # beyond, honest kernels would fail
-        for self.perturbed in (self.perturbed, self.constructed):
-            for self.strength in STRENGTHS:
-                with contextlib.suppress(Exception):
-                    self.measure(range(1, 9), True, most)
-                    self.structured_bounds = [max(t, min(MARGIN * t, MOST)) for t in self.plain_bounds]
+        dtypes = [x.dtype for x in leaves.values()]
+        errors, self.missing = self.measure(0, False)
+        constructed = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
+        self.widths = {False: constructed, True: constructed}
+        self.jumps = [e.share for e in errors]
+        for flip in True, False:
+            self.perturbed = {name: self.perturb(name, tensor, flip) for name, tensor in self.constructed.items()}
+            if all(map(is_same, self.perturbed.values(), self.constructed.values())):
+                return
+            with contextlib.suppress(Exception):
+                errors, missing = self.measure(0, True)
+                limits = [max(MOST, t) for t in constructed]
+                sound = all(e.t <= t and e.share <= MOST for e, t in zip(errors, limits))
+                if sound and missing <= 2 * self.missing:
+                    self.widths[True] = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
+                    self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
                     return
+        self.perturbed = self.constructed
+        self.notes.append("parameters were not perturbed: the reference fails with others")
 
-    def measure(self, trials, perturbed, most) -> list:
-        """t of each output in these trials. Raises an exception if the reference fails, or errs by more than `most`."""
-        bounds = []
+    def choose_structure(self):
+        """Choose the structures of inputs, and their strengths: all at once, or else one by one."""
+        if all(domain.kind == "fixed" for domain in self.domains):
+            return
+        self.strengths = dict.fromkeys(STRUCTURES, STRENGTHS[0])
+        if self.takes(*range(1, 9)):
+            return
+        kept = {AS_DRAWN: 1.0}
+        for name in STRUCTURES:
+            for strength in STRENGTHS if name in STRONG else STRENGTHS[:1]:
+                self.strengths = {AS_DRAWN: 1.0, name: strength}
+                if name not in kept and self.takes(1, 4):
+                    kept[name] = strength
+        for most in *STRENGTHS, 0.0:  # together they may be too much; without the strong ones at the end
+            self.strengths = {name: min(strength, most or strength) for name, strength in kept.items()
+                              if most or name not in STRONG}
+            if self.takes(*range(1, 9)):
+                break
+        else:
+            self.strengths = {}
+        if dropped := [name for name in STRUCTURES if name not in self.strengths]:
+            what = f"rows of some kinds ({', '.join(dropped)})" if self.strengths else "structure"
+            self.notes.append(f"inputs had no {what}: the reference fails on them")
+
+    def takes(self, *trials) -> bool:
+        """Can the reference take the inputs of these trials: is it as finite and nearly as accurate as in trial 0?"""
         for trial in trials:
-            inputs = self.inputs("errors", trial)
-            self.load(perturbed)
-            leaves = exact = self.run(inputs, 0).leaves
-            bounds = bounds or [self.tolerance] * len(leaves)
-            self.load(perturbed)
-            with contextlib.suppress(Exception):  # too little memory, or code that mixes in tensors of a fixed type
+            perturbed = trial < 5
+            try:
+                errors, missing = self.measure(trial, perturbed)
+            except Exception:
+                return False
+            if missing > 2 * self.missing:
+                return False
+            for e, bound, t, share in zip(errors, self.bounds(trial, perturbed), self.widths[perturbed], self.jumps):
+                # An honest kernel may err as much as the reference, so half of the bound is left to each.
+                if e.t > max(bound.t / MARGIN, t / 2) or e.share > max(MOST / MARGIN, share):
+                    return False
+            self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
+        return True
+
+    def measure(self, trial, perturbed) -> tuple:
+        """(e and share of jumps of each compared tensor, largest share of one's values that are not finite)."""
+        inputs = self.inputs("errors", trial)
+        self.load(perturbed)
+        leaves = self.run(inputs, 0).leaves
+        exact = self.in_double(inputs, perturbed, leaves)
+        errors, missing = [], 0.0
+        for name, x in leaves.items():
+            found = errors_of(x, exact[name], spread=not trial)
+            jumps = found > MOST
+            share = int(jumps.sum()) / max(x.numel(), 1)
+            noise = share > 0.5 and not is_exact(x)
+            worst = float(found.max() if noise else torch.where(jumps, 0.0, found).max())
+            errors.append(Bound(worst, 0.0 if noise else share))
+            missing = max(missing, 1 - int(x.isfinite().sum()) / max(x.numel(), 1))
+        return errors, missing
+
+    def in_double(self, inputs, perturbed, leaves) -> dict:
+        """What the reference computes in float64 on inputs nearby, or `leaves` where it cannot."""
+        before = torch.get_default_dtype()
+        result = {}
+        try:
+            # Where values are equal, indices are ambiguous: that shows if equal values do not stay equal.
+            for apart in sorted(set(map(is_exact, leaves.values()))):
+                self.load(perturbed)
                 twin = copy.deepcopy(self.model)._apply(precise)
-                exact = self.run(list(map(nearby, inputs, self.domains)), 0, twin).leaves
-            for index, (x, y) in enumerate(zip(leaves, exact)):
-                if not is_exact(x):
-                    error = float(errors_of(y, x).max())
-                    if trial and (error > most or not x.isfinite().all()):
-                        raise OverflowError
-                    bounds[index] = max(bounds[index], 2 * torch.finfo(x.dtype).eps, min(MARGIN * error, MOST))
-        return bounds
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Structured inputs
-
-
-def domain(x, other) -> str:
-    """What an input's values are, which a structured draw keeps. other: the same input of another draw.
-
-    signed, positive (or zero), unit (0 to 1), sums (probabilities: rows sum to one) or fixed: left as drawn. Fixed are
-    constants, integers (masks, labels), floats of 8 bits, and what may have a form of its own: complex, sparse,
-    triangular, symmetric.
-    """
-    floats = isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1
-    if not floats or x.numel() <= 4 or torch.equal(x, other):
-        return "fixed"
-    symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
-    sparse = int((x == 0).sum()) > 0.05 * x.numel()
-    if symmetric or sparse or torch.equal(x, x.round()) or not x.isfinite().all() or x.max() <= 0:
-        return "fixed"
-    if x.min() < 0:
-        return "signed"
-    sums = (x.sum(-1, dtype=torch.float32) - 1).abs().max() < 2e-3
-    return "sums" if sums else "unit" if x.max() <= 1 else "positive"
-
-
-def vary(x, kind, trial, strength, ties):
-    """A structured version of an input, with the same strides. kind: its domain.
-
-    Values along some dimensions, a row, have something in common: along the last one, the one before it (time, in
-    sequences), all but the first (samples), or all but the second (channels), in turn.
-    """
-    if kind == "fixed" or strength == 1:
-        return x
-    dims = list(range(x.dim()))
-    within = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]][(trial - 1) % 4]
-    result = x.clone()
-    turned = result.permute([dim for dim in dims if dim not in within] + within)
-    rows = turned.reshape(-1, math.prod(turned.shape[-len(within):]))
-    pieces = [structured(piece, kind, strength, ties) for piece in rows.split(max(1, PIECE // rows.shape[1]))]
-    turned.copy_(torch.cat(pieces).view(turned.shape))
-    return result / result.sum(-1, keepdim=True) if kind == "sums" else result
-
-
-def structured(rows, kind, strength, ties):
-    """Structured rows. number % 4 is 0: offset all values; 1: neighbours; 2: sort, offset every Nth; 3: sort, scale."""
-    count, n = rows.shape
-    number = torch.arange(count, device=rows.device)[:, None] + random.randrange(120)  # (R, 1)
-    rising = rows.sort(dim=1).values
-    rows = torch.where(number % 4 < 2, rows, torch.where(number % 3 == 0, rising, rising.flip(1)))
-    if not ties:  # offsets, too, make different values equal
-        return rows
-    tied = (number % 20 == 5) & (torch.rand_like(rows) < 0.5)
-    rows = torch.where(tied, rows.amax(1, keepdim=True), rows)
-    uniform = torch.rand(3, count, 1, device=rows.device)
-    # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
-    amount = strength ** torch.where(uniform[0] < 0.5, 0.15 + 0.7 * uniform[0], 1.0)
-    large = 1 - (1 - rows) / amount if kind == "unit" else rows + amount
-    small = rows - amount if kind == "signed" else rows / amount
-    members = 2 ** (uniform[1] ** 2 * (math.log2(n) + 1)).int()
-    place, column = (uniform[2] * n).int(), torch.arange(n, device=rows.device)
-    stride = n // members.clamp(2, n)
-    neighbours = column // members == place // members
-    chosen = torch.where(number % 4 == 1, neighbours, column % stride == place % stride)
-    chosen |= (number % 4 == 0) | (number % 4 == 3)
-    extreme = torch.where(number % 8 < 4, large, small)
-    scaled = rows / amount if kind == "unit" else rows * amount
-    return torch.where(chosen, torch.where(number % 4 == 3, scaled, extreme), rows)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Comparison
-
-
-def compare(expected, got, bounds):
-    """None if every output agrees, else one line that says what is wrong. bounds: t of each, see the top."""
-    got = [y for y in got if isinstance(y, torch.Tensor)]
-    if len(expected) != len(got):
-        return f"wrong output: {len(got)} tensors instead of {len(expected)}"
-    for index, (x, y, t) in enumerate(zip(expected, got, bounds)):
-        name = "output" if len(got) == 1 else f"output {index}"
-        if x.shape != y.shape:
-            return f"wrong {name}: shape {list(y.shape)} instead of {list(x.shape)}"
-        if x.dtype != y.dtype or x.device != y.device:
-            return f"wrong {name}: {y.dtype} on {y.device} instead of {x.dtype} on {x.device}"
-        errors = errors_of(x, y)
-        if count := int((errors > t).sum()):
-            place = tuple(map(int, numpy.unravel_index(int(errors.argmax()), x.shape)))
-            return (f"wrong values: {max(count / x.numel(), 0.01):.0%} of {name} {list(x.shape)}, worst at "
-                    f"{list(place)}: expected {x[place].item():.4g}, got {y[place].item():.4g}")
-    return None
-
-
-def loose(bounds) -> list:
-    """Bounds for outputs of timed calls, in which only gross errors are looked for."""
-    return [max(t, MOST) for t in bounds]
-
-
-def errors_of(x, y):
-    """|y - x| / (|x| + s) for each value, x being the reference's; 0 where both are the same, also NaN or infinite."""
-    scale = 0.0 if is_exact(x) else scale_of(x)
-    errors = torch.zeros(x.numel() + 1, device=x.device)
-    for a, b, out in zip(x.reshape(-1).split(PIECE), y.reshape(-1).split(PIECE), errors[:-1].split(PIECE)):
-        same, a, b = (a == b) | (a.isnan() & b.isnan()), precise(a), precise(b)
-        error = math.inf if is_exact(x) else ((b - a).abs() / (a.abs() + scale)).nan_to_num(math.inf)
-        out.copy_(torch.where(same, 0.0, error))
-    return errors
-
-
-def scale_of(x) -> float:
-    """Root mean square of the values that are finite."""
-    values = x.abs().nan_to_num(0.0, 0.0, 0.0)
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(max(x.numel(), 1))
-
-
-def own_memory(outputs, others) -> set:
-    """Indices of outputs that do not have memory of their own, one place for each element.
-
-    Both are layouts [storage, dtype, shape, strides, offset]; others: inputs, parameters and buffers. Outputs that are
-    interleaved in one storage, such as columns of one matrix, count as if they shared elements.
-    """
-    lacking, ends = set(), dict.fromkeys((layout[0] for layout in others), math.inf)
-    for index, (storage, _, shape, strides, offset) in sorted(enumerate(outputs), key=lambda entry: entry[1][4]):
-        reach, shares = 0, offset < ends.get(storage, 0)
-        for stride, n in sorted(zip(strides, shape)):
-            shares |= n > 1 and stride <= reach
-            reach += (n - 1) * stride
-        ends[storage] = max(ends.get(storage, 0), offset + reach + 1)
-        if shares and 0 not in shape:
-            lacking.add(index)
-    return lacking
+                near = [nearby(x, domain, apart) for x, domain in zip(inputs, self.domains)]
+                torch.set_default_dtype(torch.float64)
+                with InDouble():
+                    found = self.run(near, 0, twin).leaves
+                result |= {name: found[name] for name, x in leaves.items() if is_exact(x) == apart}
+        except Exception:  # too little memory, or code that mixes in tensors of a fixed type
+            return leaves
+        finally:
+            torch.set_default_dtype(before)
+        return result if all(x.shape == result[name].shape for name, x in leaves.items()) else leaves
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -352,21 +341,22 @@ def load_module(text, path):
     return module
 
 
+def seed_torch(seed):
+    """torch.manual_seed, which in PyTorch 2.13 first imports torch.compile, for a second."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 def seed_everything(seed):
     """Seed every generator that a task may use."""
     random.seed(seed)
     numpy.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_torch(seed)
 
 
 def state_of(model) -> dict:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def layout_of(tensor) -> list:
-    """A tensor's layout as in program.py, with another number for its storage."""
-    return [tensor.untyped_storage()._cdata, str(tensor.dtype), list(tensor.shape), list(tensor.stride()),
-            tensor.storage_offset()]
 
 
 def structure(tree) -> str:
@@ -377,19 +367,3 @@ def structure(tree) -> str:
         inside = ", ".join(map(structure, tree))
         return f"[{inside}]" if isinstance(tree, list) else f"({inside})"
     return "tensor" if isinstance(tree, torch.Tensor) else type(tree).__name__
-
-
-def is_exact(x) -> bool:
-    """Are its values integers or bools?"""
-    return not (x.is_floating_point() or x.is_complex())
-
-
-def precise(x):
-    """A tensor in double precision; anything but floats and complex numbers as it is."""
-    exact = not isinstance(x, torch.Tensor) or is_exact(x)
-    return x if exact else x.to(torch.promote_types(x.dtype, torch.float64))
-
-
-def nearby(x, kind):
-    """An input in float64, changed by up to NEARBY of each value: another order of operations can do as much."""
-    return precise(x) if kind == "fixed" else precise(x) * (1 - NEARBY * torch.rand(x.shape, device=x.device))

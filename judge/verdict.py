@@ -6,8 +6,6 @@ A Verdict is filled in by judgement.py, step by step; whatever goes wrong with a
 import traceback
 from dataclasses import dataclass, field
 
-EXTENSION = "CUDA extension"  # the label of a CUDA C++ candidate's kernels, which have no names here
-
 
 @dataclass
 class KernelTime:
@@ -47,7 +45,7 @@ def verdict_from_json(record) -> Verdict:
 
 
 class Failed(Exception):
-    """The candidate failed. stage: parse, rejected, compile, build, launch or forward; line: the candidate's."""
+    """The candidate failed. stage: parse, rejected, compile, launch or forward; line: the candidate's."""
 
     def __init__(self, text, stage="forward", line=None):
         super().__init__(text)
@@ -59,24 +57,14 @@ def printable(text) -> str:
     return "".join(c if c.isprintable() else " " for c in str(text)[:4000]).strip()
 
 
-OUT_OF_MEMORY = "OutOfMemoryError"  # how `describe` names an error for want of the GPU's memory
-
-
-def out_of_memory(text) -> bool:
-    """Does an error's text say so? In a confined process PyTorch raises another: it may not ask NVML who holds it."""
-    return OUT_OF_MEMORY in text or "NVML_SUCCESS" in text
-
-
 def describe(error, path=""):
     """(one line of text, line number in the file `path` or None) for an exception."""
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
     line = lines[-1] if lines else getattr(error, "lineno", None)
     text = str(error)
-    if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
-        complaints = [row for row in text.split("\n") if "error:" in row]
-        text = " ".join(["Error building extension", *complaints[:2]])
     text = " ".join(printable(text.replace("\n", " ")).split())
-    name = OUT_OF_MEMORY if out_of_memory(text) else type(error).__name__
+    # In a confined process PyTorch raises another error for want of memory: it may not ask NVML who holds it.
+    name = "OutOfMemoryError" if "NVML_SUCCESS" in text else type(error).__name__
     return f"{name}: {text}"[:300] if text else name, line
 
 

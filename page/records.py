@@ -11,6 +11,7 @@ from pathlib import Path
 
 from command.files import read_lines, user_error
 from command.process import UserError
+from command.progress import in_words
 
 # Metrics of the evaluation that are reported in words: (metric, its name, its format).
 EVALUATION = (("eval_reward_best", "reward", ".3f"), ("eval_correct", "correct", ".0%"),
@@ -91,8 +92,17 @@ def skill_stories(seeds, skills, rollouts) -> list[dict]:
 
 
 def lessons(source) -> list[str]:
-    """A run in a few sentences: the evaluation before and after, the skills found, what became of the proposals."""
-    sentences = []
+    """In a few sentences: is it complete? Of a run: the evaluation before and after, skills found, proposals."""
+    sentences, config = [], source.config
+    if "steps" in config and source.metrics and source.metrics[-1]["step"] < config["steps"]:
+        sentences.append(f"A part of the run: {source.metrics[-1]['step']} of {config['steps']} steps are done.")
+    if "problems" in config and not source.summary:
+        done = len({rollout["task"] for rollout in source.rollouts})
+        sentences.append(f"A part of the benchmark: {done} of {len(config['problems'])} problems are done.")
+    steps = [line for line in source.metrics if line["step"]]
+    if steps and not any(line["correct"] for line in steps):
+        sentences.append("No kernel was correct in any step, so nothing could be learnt: these tasks are too hard for "
+                         "this model.")
     evaluated = [line for line in source.metrics if "eval_fast_1" in line]
     if len(evaluated) > 1:
         before, after = evaluated[0], evaluated[-1]
@@ -109,6 +119,6 @@ def lessons(source) -> list[str]:
         totals.update(proposals=line.get("proposals", 0), passed=line.get("passed", 0))
         rejected.update(line.get("rejected", {}))
     if totals["proposals"]:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "none"
-        sentences.append(f"Proposals: {totals['passed']} of {totals['proposals']} passed; rejected: {reasons}.")
+        sentences.append(f"Proposals: {totals['passed']} of {totals['proposals']} passed; rejected: "
+                         f"{in_words(rejected)}.")
     return sentences

@@ -20,7 +20,7 @@ from chat.calls import extract_code  # noqa: E402
 from command.files import read_lines  # noqa: E402
 from command.process import run_command  # noqa: E402
 from synthetic.families import draw, task_of  # noqa: E402
-from tasks import builtin_tasks  # noqa: E402
+from tasks import builtin_tasks, redundant_tasks  # noqa: E402
 
 # Runs in the folder of either version: both must have what it uses.
 SCORE = """
@@ -36,14 +36,14 @@ json.dump([[v.correct, v.speedup, v.rejected or v.error] for v in verdicts], sys
 
 def kernels(folder) -> dict:
     """{(task name, code): verdict} of a run's kernels."""
-    found = {}
+    verdicts = {}
     for path in sorted(folder.glob("rollouts/*.jsonl")):
         for line in read_lines(path):
             for turn in line["turns"] if line["role"] == "policy" else ():
                 code = extract_code(turn["reply"])
                 if code:
-                    found[line["task"], code] = turn["verdict"]
-    return found
+                    verdicts[line["task"], code] = turn["verdict"]
+    return verdicts
 
 
 def change(before, correct, speedup) -> str:
@@ -55,25 +55,32 @@ def change(before, correct, speedup) -> str:
     return "same"
 
 
+def drawn_task(kind, seed):
+    """The training problem with this name, "synth/<seed>" or "redundant/<seed>"."""
+    if kind == "redundant":
+        return redundant.task(int(seed))
+    return task_of(draw(int(seed), clutter=True, plain=True))
+
+
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
     parser.add_argument("--by", default=Path(__file__).parent.parent, help="folder whose sandbox.py scores")
     args = parser.parse_args(argv)
-    builtin = {task.name: task for task in builtin_tasks()}
+    builtin = {task.name: task for task in builtin_tasks() + redundant_tasks()}
     kinds = Counter()
     for folder in args.runs:
-        found, triples = kernels(folder), []
-        for name, code in found:
-            task = builtin.get(name) or task_of(draw(int(name.split("/")[1]), clutter=True, plain=True))
+        before, triples = kernels(folder), []
+        for name, code in before:
+            task = builtin.get(name) or drawn_task(*name.split("/"))
             triples.append((name, task.source, code))
         answer = subprocess.run([sys.executable, "-c", SCORE], input=json.dumps(triples), cwd=args.by, text=True,
                                 check=True, stdout=subprocess.PIPE)
-        for ((name, _), before), (correct, speedup, why) in zip(found.items(), json.loads(answer.stdout), strict=True):
-            kind = change(before, correct, speedup)
+        for ((name, _), old), (correct, speedup, why) in zip(before.items(), json.loads(answer.stdout), strict=True):
+            kind = change(old, correct, speedup)
             kinds[kind] += 1
             if kind != "same":
-                print(f"{folder} {name}: {kind}, {before['speedup']} -> {speedup} {why or before['error'] or ''}")
+                print(f"{folder} {name}: {kind}, {old['speedup']} -> {speedup} {why or old['error'] or ''}")
     print(f"{kinds.total()} kernels: {dict(kinds)}")
     return 0
 

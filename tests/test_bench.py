@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+import sys
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +21,7 @@ from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
 from command.files import ROOT
 from command.options import complete
-from command.process import run_command
+from command.process import UserError, run_command
 from skills import Skill, SkillLibrary
 from tasks import builtin_tasks, scale_batch
 
@@ -165,7 +166,7 @@ def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
 
 
 def test_a_killed_run_ends_as_the_uninterrupted_one(tmp_path):
-    """Batches of 2, 2, 2 and 1 problems. It is killed between two batches, and while it writes a line."""
+    """Batches of 2, 2, 2 and 1 problems. It is killed in a batch, and while it writes a line."""
     tasks, folder, config = builtin_tasks(1)[:7], tmp_path / "parts", {"seed": 0, "samples": 2}
     path = folder / "results.jsonl"
     whole = run(tasks, tmp_path / "whole.jsonl", library=LIBRARY)
@@ -305,7 +306,8 @@ def test_a_served_model_is_evaluated_without_and_with_the_skills_of_a_snapshot(u
     for part, skills in (("no_skills", []), ("skills", ["fuse"])):
         samples = bench.read_results(tmp_path / "o" / part / "results.jsonl")
         assert [sample.skills for (task, _), sample in samples.items() if "Softplus" in task] == [skills] * 2
-        assert [[turn.tokens for turn in s.turns] for s in samples.values()] == [[77, 77]] * 2 + [[0, 0]] * 2
+        tokens = [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)]
+        assert tokens == [[77, 77]] * 2 + [[0, 0]] * 2
         assert [turn.verdict.speedup for turn in samples["level1/1_AffineSoftplus", 1].turns] == [1.5, 1.5]
     config = json.loads((tmp_path / "o/skills/config.json").read_text())
     assert config["model"] == config["checkpoint"] == "M" and config["max_new_tokens"] == 1250
@@ -319,12 +321,13 @@ def test_a_served_model_is_evaluated_without_and_with_the_skills_of_a_snapshot(u
     assert [len(body["messages"]) for body in policy] == [2, 2, 4, 4] * 2
 
 
-def test_a_server_that_does_not_answer_is_told_in_one_line(url, tmp_path, monkeypatch, refusal):
+def test_a_server_that_does_not_answer_is_told_in_one_line(url, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer())
-    given = ["--device", "cpu", "--level", 1, "--ids", 1, "--out", tmp_path, "--server"]
+    given = ["--device", "cpu", "--level", "1", "--ids", "1", "--out", str(tmp_path), "--server"]
     for more, message in (([url, "--served-model", "N"], "404"), (["http://127.0.0.1:9"], "refused"),
                           ([url + "/other"], "it lists no model"), ([url, "--thinking"], "--server and --thinking")):
-        assert message in refusal(bench.main, *given, *more)
+        with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
+            bench.main([*given, *more])
 
 
 # ---- the command
@@ -345,8 +348,10 @@ def command(monkeypatch, capsys):
     def run_bench(*arguments):
         model = Scripted(by_task)
         monkeypatch.setattr(bench.Backbone, "load", lambda path, device: model)
+        arguments = ["--device", "cpu", "--level", "1", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
         with pytest.raises(SystemExit) as end:
-            run_command(lambda: bench.main(["--device", "cpu", "--level", "1", *map(str, arguments)]))
+            run_command(lambda: bench.main(arguments))
         out, err = capsys.readouterr()
         return end.value.code, out, err, model
 
@@ -382,10 +387,15 @@ def test_command_end_to_end(tmp_path, command, borrowed):
     assert (tmp_path / "out/fast_p.png").stat().st_size > 10000
     assert out.splitlines()[-1].startswith(f"{tmp_path}/out/report.html")
     assert "KernelBench, level 1: 4 of 4 problems" in (tmp_path / "out/report.html").read_text()
-    assert [[turn["verdict"]["correct"] for turn in row["turns"]] for row in read_lines(tmp_path / "out/results.jsonl")
-            ][:2] == [[False, True, True]] * 2
+    rows = [row for row in read_lines(tmp_path / "out/results.jsonl") if row["task"] == "level1/1_Good"]
+    assert [[turn["verdict"]["correct"] for turn in row["turns"]] for row in rows] == [[False, True, True]] * 2
+    assert f"{tmp_path}/out: KernelBench, level 1: 4 of 4 problems, 2 samples" in out and "\n0 samples found." in out
+    lines = out.splitlines()
+    # As each ends: no kernel of 3_Hard has to be judged.
+    assert [line.split()[0] for line in lines[3:6]] == ["level1/3_Hard", "level1/1_Good", "level1/2_Bad"]
     code, again, err, model = command(*arguments)
-    assert code == 0 and not model.asked and again == out
+    assert code == 0 and not model.asked and "\n6 samples found." in again
+    assert again.splitlines()[3:] == lines[6:]
 
 
 def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusal):
@@ -424,3 +434,20 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     assert message in refusal(bench.main, "--level", 1, *arguments)
     assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_keeps_each_problem_that_is_done_and_leaves_a_page(tmp_path, command, monkeypatch):
+    """It comes in the second batch of three."""
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer(lives=8))
+    monkeypatch.setattr(sys.modules[__name__], "by_task", lambda *_: kernel(1.5))
+    arguments = ["--ids", "1-6", "--samples", 1, "--no-skills", "--batch", 2, "--model", tmp_path]
+    arguments += ["--out", tmp_path / "o"]
+    code, out, err, _ = command(*arguments)
+    page = (tmp_path / "o/report.html").read_text()
+    assert code == 130 and len(read_lines(tmp_path / "o/results.jsonl")) == 2
+    assert "A part of the benchmark: 2 of 6 problems are done." in page
+    assert err.endswith(f"interrupted: {tmp_path}/o/report.html shows what is done; continue with: python bench.py "
+                        f"{' '.join(map(str, ['--device cpu --level 1', *arguments]))}\n")
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer())
+    code, out, err, _ = command(*arguments)
+    assert code == 0 and "\n2 samples found." in out and len(read_lines(tmp_path / "o/results.jsonl")) == 6

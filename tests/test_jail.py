@@ -4,7 +4,6 @@ Each attempt to get out is shown to work in a process without a jail. The attemp
 """
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -13,7 +12,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, times, verdict
 from conftest import make_task
@@ -114,15 +112,15 @@ raise ValueError(f'mounted {tried}')""")
 @needs_jail
 def test_a_candidate_leaves_nothing_to_the_next_one(small):
     leave = forward("""
-open('/tmp/left', 'w').write('x'), open('/dev/shm/left', 'w').write('x')
+open('/tmp/left', 'w').write('x')
 if os.fork() == 0:
     os.setsid()
     time.sleep(600)""")
-    look = forward("raise ValueError(f'sees {os.path.exists(\"/tmp/left\")} {os.listdir(\"/dev/shm\")} '\n"
+    look = forward("raise ValueError(f'sees {os.path.exists(\"/tmp/left\")} {os.access(\"/dev/shm\", os.W_OK)} '\n"
                    "                 f'{sum(name.isdigit() for name in os.listdir(\"/proc\"))}')")
     small.score(TWICE, [f"{leave}# {i}\n" for i in range(2)])  # one in each of the servers
     for found in small.score(TWICE, [f"{look}# {i}\n" for i in range(2)]):
-        assert "sees False [] 2" in found.error, found
+        assert "sees False False 2" in found.error, found
 
 
 def test_the_global_seed_says_nothing_about_the_inputs(small):
@@ -139,7 +137,7 @@ def test_where_no_jail_starts_it_is_said_and_limits_still_apply(monkeypatch, cap
     assert processes.jail.__wrapped__() == []
     assert "only limits apply" in capfd.readouterr().err
     monkeypatch.undo()
-    monkeypatch.setattr(processes, "jail", lambda gpu=False: [])
+    monkeypatch.setattr(processes, "jail", lambda: [])
     with Sandbox("cpu", trials=1, timeout=5, memory=1 << 30, workers=1) as box:
         agrees(box, TWICE, copied(TWICE))
         assert "too many processes" in verdict(box, TWICE, forward(FAULTS["forks"][0])).error
@@ -162,6 +160,7 @@ FAULTS = {  # name: (statements of a forward, what the verdict says)
                 "for _ in range(100): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
                 "time.sleep(60)", "too many processes or threads"),
     "a large file": ("open('big', 'wb').write(bytes(1 << 29))", ""),
+    "many files": ("i = 0\nwhile True:\n    open(str(i := i + 1), 'w').close()", "too many files"),
     "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(9)", ""),
     "writes to its socket": (ALL_SOCKETS.replace("ACT", "os.write(fd, b'!' * 64)"), ""),
     "sends half a message": (ALL_SOCKETS.replace("ACT", "os.write(fd, bytes([99] + [0] * 15))") + "time.sleep(99)",
@@ -245,20 +244,3 @@ def test_a_training_step_survives_every_candidate(world, small, monkeypatch):
     verdicts = [turn["verdict"] for line in records(out, 1, "policy") for turn in line["turns"]]
     assert len(verdicts) == 6 and all(v["correct"] or v["error"] or v["rejected"] for v in verdicts)
     assert [v["correct"] for v in verdicts] == [True] + [False] * 5 and verdicts[0]["speedup"] > 1.5
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Messages
-
-
-def test_messages_arrive_whole():
-    tree = {"a": [torch.arange(6.).reshape(2, 3).T, (1, "b", None)], "e": torch.empty(0, 3), "s": torch.tensor(2.5),
-            "c": torch.tensor([1 + 2j]).conj(), "d": [torch.float16, torch.device("cpu")], 7: True}
-    here, there = socket.socketpair()
-    with here, there:
-        processes.send(there, tree)
-        got = processes.receive(here, room=4096)
-    assert json.dumps(str({**got, "a": got["a"][1]})) == json.dumps(str({**tree, "a": tree["a"][1]}))
-    assert torch.equal(got["a"][0], tree["a"][0]) and got["c"].dtype == torch.complex64
-
-

@@ -1,4 +1,4 @@
-"""The judge's queue with threads but without processes: whatever comes in whatever order, all of it ends."""
+"""The pool with threads but without processes: whatever comes in whatever order, all of it ends."""
 
 import random
 import time
@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from judge import pool
+from judge.processes import Gone
 from judge.verdict import Verdict
 from tasks import Task, TaskError
 
@@ -14,41 +15,44 @@ from tasks import Task, TaskError
 class QuickPool(pool.Pool):
     """A Pool whose recordings and verdicts take milliseconds, and fail now and then."""
 
-    _start = _fork = Mock()
+    start = Mock()
 
-    def _recording(self, job):
+    def record(self, code, known):
         time.sleep(0.002 * random.random())
-        return {"failed": "forward", "error": "x"} if random.random() < 0.1 else {"program": []}
+        if random.random() < 0.1:
+            raise Gone("x")
+        return b""
 
-    def _load(self, judge, task):
-        if judge.source == task.source:
-            return
-        time.sleep(0.004 * random.random())
-        if random.random() < 0.02:
-            judge.end()
-            raise TaskError("it cannot be used")
-        judge.process, judge.source = Mock(), task.source
-        self.blueprints.setdefault(task.source, {})
-
-    def _verdict(self, judge, job):
-        time.sleep(0.002 * random.random())
+    def ask(self, judge, order, source, *_):
+        assert judge.busy and source in judge.loaded
+        judge.connection = Mock()
+        time.sleep(0.003 * random.random())
         if random.random() < 0.05:
             judge.end()
-        return Verdict(error="OutOfMemoryError: x" if random.random() < 0.05 else None)
+            raise Gone("x")
+        if order == "load":
+            return {"room": 9, "blueprint": b"", "takes": random.randrange(90)} if source[-1] != "3" else {
+                "unusable": "it cannot be used"}
+        return Verdict(error="x"), random.random() < 0.05
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_all_candidates_get_a_result(seed):
+def test_all_candidates_get_a_result_and_tasks_fit(seed, monkeypatch):
     random.seed(seed)
+    monkeypatch.setattr(pool, "gpu_of", lambda device: (None, 200))
+    monkeypatch.setattr(pool, "elements", lambda source, most: 1)
     tasks = [Task(f"task{i}", 0, f"source {i}") for i in range(random.choice([1, 3, 5, 16]))]
     clock, device = random.choice([("modelled", "cpu"), ("measured", "cuda:0")])
-    settings = {"workers": random.choice([1, 2, 4]), "tasks": random.choice([1, 2, 3, 8]), "timeout": 60}
-    quick, futures = QuickPool(settings | {"clock": clock, "device": device}), []
+    settings = {"workers": random.choice([1, 2, 4]), "tasks": random.choice([1, 2, 3, 8]), "timeout": 60,
+                "memory": 1 << 20, "clock": clock, "device": device, "secret": "00"}
+    quick, futures = QuickPool(settings), []
     for _ in range(8):
         quick.prepare(random.sample(tasks, len(tasks)))
         pairs = [(random.choice(tasks), f"code {random.randrange(300)}") for _ in range(random.choice([1, 5, 30]))]
         futures += quick.submit(pairs)
         time.sleep(0.01 * random.random())
-    for future in futures:
-        future.exception(timeout=20)
+    failed = [future.exception(timeout=20) for future in futures]
+    assert {type(error) for error in failed} <= {type(None), TaskError} and None in failed
     quick.close()
+    with pytest.raises(TaskError, match="closed"):
+        quick.submit(pairs)

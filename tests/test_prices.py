@@ -39,7 +39,7 @@ MOVES = {  # name: (task, candidate, elements)
 @pytest.mark.parametrize("name", MOVES)
 def test_a_kernel_costs_what_it_moves(box, name):
     task, code, elements = MOVES[name]
-    assert moved(milliseconds(box, task, code)) == pytest.approx(elements, rel=0.01)
+    assert moved(milliseconds(box, task, code)) == pytest.approx(elements, rel=0.02)
 
 
 def test_a_product_is_cheaper_in_less_precision(box):

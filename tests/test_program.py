@@ -4,25 +4,31 @@ Each candidate changes its own recording after it has been made. None is accepte
 and none ends the judge.
 """
 
+import json
+
 import pytest
+import torch
 
 from candidates import fails, indent, passes, replaced, verdict
+from judge.program import packed, read, unpacked, write
+from judge.verdict import Failed
 from test_cheats import HONEST, POINTWISE, victim
 
 TASK = victim(replaced(POINTWISE, ("256, 64", "64, 64")))
 FORGE = """
 import sys
-packed = sys.modules["judge.processes"].packed
+packed = sys.modules["judge.program"].packed
 
 def packed_forgery(answer):
     program, constants = answer.get("program"), answer.get("constants")
     if program:
-        steps, x, bias = program["steps"], program["inputs"][0], program["state"]["bias"]
-        launch, out = steps[1][1], program["output"]["tensor"]
+        rows, x, bias, out = program["rows"], program["inputs"][0], program["state"]["bias"], program["output"]["value"]
+        [launched] = [row for row in rows if row[0] == 'launch']
+        launch = launched[1]
 CHANGE
     return packed(answer)
 
-sys.modules["judge.processes"].packed = packed_forgery
+sys.modules["__main__"].packed = packed_forgery
 """
 
 
@@ -31,33 +37,42 @@ def forge(change) -> str:
     return replaced(HONEST, ("\n@triton.jit", FORGE.replace("CHANGE", indent(change, 8)) + "\n@triton.jit"))
 
 
-NONSENSE = "makes no sense"
-FORGED = {  # name: (statements, words of the verdict)
-    "a parameter in an input's memory": ("program['state']['bias'] = [0, 'torch.float32', [64], [1], 0]", NONSENSE),
-    "a shape beyond its memory": ("out[2] = [65, 64]", "does not fit"),
+NONSENSE = "the recorded program makes no sense"
+NO_ARGUMENTS = "{'tuple': []}, {'dict': []}, []"
+FORGED = {  # name: (what is changed, what the verdict says)
+    "no such number": ("program['output'] = {'value': 99}", NONSENSE),
+    "an input out of place": ("program['output'] = {'value': x}", "no memory of its own"),
+    "no rows": ("del program['rows']", NONSENSE),
+    "a kernel that is not there": ("launch['compiled'] = 1", NONSENSE),
+    "a grid of text": ("launch['grid'][0] = '16'", NONSENSE),
     "an operator that reads a file": (
-        "steps.insert(0, ['operator', 'from_file.default', {'tuple': ['/etc/passwd']}, {'dict': []}, []])",
+        "rows.insert(0, ['operator', 'from_file.default', {'tuple': ['/etc/passwd']}, {'dict': []}, []])",
         "aten.from_file is not supported"),
     "an operator that takes other memory": (
-        "steps.insert(0, ['operator', 'set_.source_Tensor', {'tuple': [{'tensor': x}, {'tensor': bias}]}, "
-        "{'dict': []}, [x]])", "aten.set_ is not supported"),
-    "too many steps": ("steps *= 10_001", ""),
-    "a launch option": ("launch['options']['launch_pdl'] = True", "no argument or launch option launch_pdl"),
-    "a size beyond all memory": ("constants[9] = 1 << 47", ""),
+        "rows.insert(0, ['operator', 'set_.source_Tensor', {'tuple': [{'value': x}, {'value': bias}]}, "
+        "{'dict': []}, []])", "aten.set_ is not supported"),
+    "too many rows": ("rows *= 10_001", ""),
+    "a size beyond all memory": (
+        "program['constants'][99] = ['torch.uint8', [1 << 47], [1], 0, 1 << 47]", "constants take much more memory"),
+    "a constant beyond its memory": (
+        "program['constants'][99] = ['torch.float32', [64, 64], [64, 1], 0, 4]", ""),
+    "a view beyond its memory": (
+        "rows.append(['operator', 'as_strided.default', {'tuple': [{'value': out}, [64, 65], [64, 1], 64]}, "
+        "{'dict': []}, [[99, 'torch.float32', [64, 65], [64, 1]]]])", "storage"),
     "a tree without an end": ("tree = []\nfor _ in range(5000):\n    tree = [tree]\nprogram['output'] = tree", ""),
-    "other inputs": ("program['inputs'][0][2:4] = [[4096], [1]]", "shapes of the inputs change"),
-    "an output that overlaps": ("out[3] = [0, 1]", "no memory of its own"),
-    "a wrong answer as a constant": ("constants[9] = torch.ones(64 * 64).view(torch.uint8)\n"
-                                     "program['output'] = {'tensor': [9, *out[1:]]}", "wrong values"),
-    "an attribute that is no operator": (
-        "steps.insert(0, ['operator', '__dict__.clear', {'tuple': []}, {'dict': []}, []])", NONSENSE),
-    "no launch": ("del steps[1]", "wrong values"),
-    "a view that is new memory": (
-        "view = ['operator', 't.default', {'tuple': [{'tensor': x}]}, {'dict': []}, [[9, *x[1:]]]]\n"
-        "steps.insert(0, view)", NONSENSE),
-    "a failure without an error": ("answer['failed'] = 'forward'", NONSENSE),
-    "a huge output": ("constants[9] = 1 << 27\n"
-                      "program['output'] = {'tensor': [9, 'torch.float32', [1 << 25], [1], 0]}", "far larger"),
+    "an output that overlaps": (
+        "rows.append(['operator', 'as_strided.default', {'tuple': [{'value': out}, [64, 64], [0, 1], 0]}, "
+        "{'dict': []}, [[99, 'torch.float32', [64, 64], [0, 1]]]])\nprogram['output'] = {'value': 99}",
+        "no memory of its own"),
+    "a wrong answer as a constant": (
+        "constants[99] = torch.ones(64 * 64).view(torch.uint8)\n"
+        "program['constants'][99] = ['torch.float32', [64, 64], [64, 1], 0, 1 << 14]\n"
+        "program['output'] = {'value': 99}", "no memory of its own"),
+    "an attribute that is no operator": (f"rows.insert(0, ['operator', '__dict__.clear', {NO_ARGUMENTS}])", NONSENSE),
+    "no launch": ("rows.remove(launched)", "wrong values"),
+    "a failure without an error": ("answer.clear()\nanswer['failed'] = 'forward'", NONSENSE),
+    "a kernel of nonsense": ("answer['compiled'][0]['code'] = b'tt.func public @x() {'", ""),
+    "a kernel that is no text": ("answer['compiled'][0]['code'] = bytes(range(128, 256))", ""),
 }
 
 
@@ -70,7 +85,7 @@ def test_a_forged_program_is_no_better_than_an_honest_one(box, name):
 def test_a_recording_can_be_forged(box):
     """What the tests above rest on: the candidate's changes reach the judge."""
     same = passes(box, TASK, forge("pass"))
-    twice = passes(box, TASK, forge("steps.append(steps[1])"))
+    twice = passes(box, TASK, forge("rows.append(launched)"))
     assert passes(box, TASK, HONEST).speedup == same.speedup > twice.speedup
 
 
@@ -78,3 +93,20 @@ def test_a_forged_claim_about_parameters_is_noted(box):
     """It costs the perturbation, no more."""
     found = passes(box, TASK, forge("program['fixed'] = True"))
     assert "not perturbed" in found.note and not verdict(box, TASK, HONEST).note
+
+
+def test_what_is_no_recording_is_a_failure():
+    for data in b"", b"{}", bytes(64), b"\xff" * 64, packed({"failed": "parse"})[:-3]:
+        with pytest.raises(Failed, match="makes no sense"):
+            unpacked(data)
+
+
+def test_values_arrive_whole():
+    tensor = torch.arange(6.0)
+    tree = {"a": [tensor, (1, "b", None), 2.5, True], 7: (torch.float16, torch.device("cuda"), 1 + 2j)}
+    got = read(json.loads(json.dumps(write(tree, lambda _: 3))), {3: tensor}, torch.device("cpu"))
+    assert str(got) == str(tree).replace("type='cuda'", "type='cpu'")
+    recording = {"program": {"rows": []}, "constants": {3: tensor.view(torch.uint8)}, "compiled": [{"code": b"x"}]}
+    again = unpacked(packed(recording))
+    assert torch.equal(again["constants"].pop(3).view(torch.float32), tensor)
+    assert again == {"program": {"rows": []}, "constants": {}, "compiled": [{"code": b"x"}]}

@@ -7,7 +7,7 @@ calls, or only because values are known, is refused.
 import pytest
 
 from candidates import agrees, copied, fails, indent, passes, problem, replaced, small_task, solution, verdict
-from judge.rules import has_extension, static_check
+from judge.rules import static_check
 from judge.verdict import Failed
 from tasks import Task
 
@@ -101,6 +101,22 @@ SOURCES = {
     "what inductor writes": INDUCTOR,
     "a helper that is not launched and names something missing": doubling(head=(
         "@triton.jit\ndef first_idea(x):\n    tl.store(x, not_written_yet(tl.load(x)))\n\n")),
+    "a hook of each configuration": doubling(
+        (JIT, f"@triton.autotune({CONFIGS.replace('num_warps=w', 'num_warps=w, pre_hook=zero')})\n{JIT}"),
+        (f"{LOADED} * 2", f"tl.load(out + o, mask=o < n) + {LOADED} * 2"), body=NEW + TUNED,
+        head="def zero(arguments):\n    arguments['out'].zero_()\n"),
+    "a heuristic": doubling((JIT, f"@triton.heuristics({{'BLOCK': lambda a: 256 if a['n'] > 9 else 1}})\n{JIT}"),
+                            body=NEW + TUNED),
+    "jit is called": doubling((JIT, ""), (" * 2, mask=o < n)", " * 2, mask=o < n)\n\ndouble = triton.jit(double)")),
+    "constants on the left, with a sign, as a dtype": doubling(
+        (f"{LOADED} * 2", f"(-MINUS_TWO * {LOADED}).to(KIND)"), ("BLOCK: tl.constexpr", (
+            "BLOCK: tl.constexpr, MINUS_TWO: tl.constexpr = -2, KIND: tl.constexpr = tl.float32"))),
+    "a branch that a constant switches off": doubling(
+        ("    tl.store", "    if BLOCK < 0:\n        not_there(x)\n    tl.store")),
+    "a tensor descriptor made by the host": doubling(
+        ("(x, out, n, BLOCK", "(x, out, n, d, BLOCK"), (LOADED, "tl.ravel(d.load([tl.program_id(0) * 4, 0]))"),
+        body=NEW + CALL.replace("x.numel(),", "x.numel(), TensorDescriptor(x, x.shape, x.stride(), [4, 64]),"),
+        head="from triton.tools.tensor_descriptor import TensorDescriptor\n"),
     "a tuple of tensors": doubling(("(x, out, n, BLOCK", "(tensors, n, BLOCK"), ("(out + o", "(tensors[1] + o"),
                                    ("(x + o", "(tensors[0] + o"), body=NEW + CALL.replace("x, out", "(x, out)")),
 }
@@ -148,8 +164,6 @@ REFUSED = {  # name: (file, words, does the excerpt show this line?)
     "a missing argument": (doubling(body=NEW + CALL.replace(", BLOCK=256", "")), "BLOCK", "double["),
     "a launch option": (doubling(body=NEW + CALL.replace("BLOCK=256", "BLOCK=256, launch_pdl=True")),
                         "no argument or launch option launch_pdl", ""),
-    "a helper of inductor's": (doubling((f"{LOADED} * 2", f"triton_helpers.maximum({LOADED}, 0)"), head=(
-        "from torch._inductor.runtime import triton_helpers\n")), "triton_helpers.maximum is not available", LOADED),
 }
 
 
@@ -164,20 +178,18 @@ RULES = [("import ctypes\nclass ModelNew: pass", "imports ctypes", None),
          ("class ModelNew:\n    x = y.f_back", "uses f_back", 2),
          ("from torch import jit\n@jit.script\nclass ModelNew: pass", "torch.jit.script", 2),
          ("from torch._inductor import compile_fx as c\nclass ModelNew:\n    x = c", "compile_fx", 3),
-         ("class ModelNew:\n    x = torch.cuda.is_current_stream_capturing()", "is_current_stream_capturing", 2)]
+         ("class ModelNew:\n    m = torch.utils.cpp_extension.load_inline('x')", "load_inline", 2)]
 
 
 @pytest.mark.parametrize("text, words, line", RULES)
 def test_the_static_check_names_what_it_refuses(text, words, line):
     with pytest.raises(Failed, match=words) as failed:
         static_check(text)
-    assert failed.value.stage == "rejected" and failed.value.line == line
+    assert failed.value.stage == ("parse" if words == "load_inline" else "rejected") and failed.value.line == line
 
 
 def test_what_the_rules_do_not_forbid_passes():
     static_check("# torch.compile, eval(x), exec\nimport inspect, threading\nclass ModelNew:\n    y = self.eval()\n")
-    assert has_extension("import torch\nx = torch.utils.cpp_extension.load_inline(name='x')")
-    assert not has_extension("# load_inline\nx = 'load_inline()'") and not has_extension("def (")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

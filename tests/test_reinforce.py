@@ -54,7 +54,7 @@ def world(request, monkeypatch, model_folder, tmp_path):
     usual = ingredients(tmp_path, model_folder)
     enter(monkeypatch.setattr)
     if not request.node.get_closest_marker("curves"):
-        monkeypatch.setattr(runs, "draw_curves", lambda run: None)  # a second each
+        monkeypatch.setattr(runs, "write_page", lambda folders, path: None)  # seconds each
         monkeypatch.setattr(reinforce, "finish_run", lambda run: None)
 
     def run(out, *options, evaluate=False):

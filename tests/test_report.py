@@ -119,6 +119,25 @@ def test_a_run_in_words(run):
         assert sentence in text, sentence
 
 
+def test_a_page_says_where_it_comes_from_and_whether_it_is_of_a_part(run, bench_folder):
+    facts = {"command": "python reinforce.py --steps 5", "commit": "abc-dirty", "hardware": "2 cores",
+             "versions": {"torch": "1.0", "triton": "3"}}
+    write_lines(run / "config.json", {"model": "m", "device": "cpu", "steps": 5} | facts)
+    text = words(made(run)[1])
+    assert "python reinforce.py --steps 5 Commit abc-dirty; 2 cores; torch 1.0, triton 3." in text
+    assert "A part of the run: 2 of 5 steps are done." in text and "No kernel was correct" not in text
+    (run / "curves.png").unlink()
+    made(run, bench_folder)  # run.py draws the curves, too
+    assert (run / "curves.png").stat().st_size > 10_000
+    write_lines(run / "metrics.jsonl", metrics(0), metrics(1, correct=0.0), metrics(2, correct=0.0))
+    assert "No kernel was correct in any step, so nothing could be learnt: these tasks" in words(made(run)[1])
+    config = json.loads((bench_folder / "config.json").read_text())
+    write_lines(bench_folder / "config.json", config | {"problems": ["level1/5_X", "level1/6_Y"]})
+    assert "A part of" not in words(made(bench_folder)[1])
+    (bench_folder / "summary.json").unlink()
+    assert "A part of the benchmark: 1 of 2 problems are done." in words(made(bench_folder)[1])
+
+
 def test_rollouts_are_on_the_page_as_conversations(run):
     rollouts = {r["id"]: r for r in made(run)[2]}
     assert list(rollouts) == [f"step_1.{i}" for i in range(5)] + ["eval_2.0", "step_2.0", "step_2.1"]

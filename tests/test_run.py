@@ -1,8 +1,12 @@
 """A run's folder: resuming after a kill at any point, what is refused, what a step prints, the command line."""
 
+import contextlib
 import itertools
+import json
 import os
 import random
+import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -17,8 +21,12 @@ from transformers import Qwen3ForCausalLM
 import reinforce
 import run as runs
 import test_reinforce
-from conftest import configure, make_task
+from backbone import Sampling
+from command import files, progress
+from command.process import UserError, run_command
+from conftest import configure
 from skills import Skill
+from tasks import builtin_tasks
 from test_reinforce import SMALL, metrics, weights
 
 world = test_reinforce.world  # a fixture
@@ -143,13 +151,11 @@ def test_kill_nine_and_resume(world, tmp_path):
 
 def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad/problem.py").write_text(make_task().source.replace("get_inputs", "get_outputs"))
     (tmp_path / "file").write_text("")
     model = f"--model {model_folder} --device cpu"
     for said, options in (
             ("no such model folder", f"--model {tmp_path}/none --device cpu"),
-            ("cannot write", f"{model} --out {tmp_path}/file/out"), ("get_inputs", f"{model} --tasks {tmp_path}/bad"),
+            ("cannot write", f"{model} --out {tmp_path}/file/out"),
             ("no problem files", f"{model} --tasks {tmp_path}/empty"), ("nothing to resume", "--resume"),
             ("--batch 0", f"{model} --batch 0"), ("--set gamma=nan: choose", f"{model} --set gamma=nan"),
             ("--stepz", "--stepz 3"), ("choose from davinci, ", "--recipe alphazero"),
@@ -222,3 +228,118 @@ def test_what_a_step_prints():
         "step 6/6  reward 1.250  correct 75%  Fast_1 50%  speedup 0.00x (modelled)  replies 48+9+3  skills 3 (+2)  "
         "proposals passed 2 of 5  4 s  |  new: first, second  |  evaluation: reward 1.500, correct 50%, Fast_1 25% "
         "(modelled)")
+
+
+# ---- a laptop's first day
+
+
+def command(*arguments, **more):
+    """A program of ours as a process of its own, without a terminal."""
+    return subprocess.Popen([sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, **more)
+
+
+def test_a_folder_is_in_use_until_its_process_is_killed(world, refusal, capsys):
+    out, root = world("run", "--steps", "1"), Path(runs.__file__).parent
+    files.HELD.popitem()[1].close()
+    capsys.readouterr()
+    other = command("-c", f"from command.files import hold; hold({str(out)!r}); print('held', flush=True); input()",
+                    cwd=root, stdin=subprocess.PIPE)
+    assert other.stdout.readline() == "held\n"
+    assert f"{out}: in use by process {other.pid}" in refusal(reinforce.main, "--out", out, "--resume")
+    other.kill()
+    other.communicate()
+    world("run", "--resume", "--steps", "2")
+    assert [m["step"] for m in metrics(out)] == [0, 1, 2]
+
+
+def test_a_start_that_fails_leaves_nothing(refusal, tmp_path, model_folder):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/near.py").write_text(builtin_tasks(1)[0].source)
+    options = ["--out", tmp_path / "out", "--tasks", tmp_path / "tasks", "--model", model_folder, "--device", "cpu"]
+    with pytest.raises(UserError, match="no problem can be trained on: 1 near an evaluation problem"):
+        reinforce.main(list(map(str, options)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(world):
+    """A limit on the size of files stands in for the disk: model and optimiser are refused as they are there."""
+    out = world("run", *SHORT)
+    before = weights(out)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=f"cannot write the checkpoint .*; {out}/checkpoint is still"):
+            world("run", "--resume", "--steps", "3")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert weights(out) == before and [path.name for path in out.glob("checkpoint_*")] == ["checkpoint_2"]
+    world("run", "--resume", "--steps", "3")
+    assert [m["step"] for m in metrics(out)] == [0, 1, 2, 3]
+
+
+def test_ctrl_c_leaves_a_page_and_names_the_command_that_continues(world, monkeypatch, capsys, tmp_path):
+    pages = []
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "write_page", lambda folders, path: pages.append((folders, path)))
+        patch.setattr(reinforce, "flush", interrupt)
+        with pytest.raises(SystemExit) as end:
+            run_command(lambda: world("run", *SHORT))
+    out = tmp_path / "run"
+    assert end.value.code == 130 and pages == [([out], out / "report.html")]
+    assert capsys.readouterr().err.endswith(f"interrupted: {out}/report.html shows what is done; continue with: "
+                                            f"python reinforce.py --out {out} --resume\n")
+    assert same(whole_run(world), world("run", "--resume"))
+
+
+def test_a_page_after_each_evaluation(world, monkeypatch):
+    """After the last one it is finish_run's."""
+    written = []
+    monkeypatch.setattr(runs, "write_page", lambda folders, path: written.append(len(metrics(folders[0]))))
+    world("run", "--steps", "3", "--batch", "1", "--eval-every", "2", evaluate=True)
+    assert written == [1, 3]  # lines of metrics.jsonl: after step 0 and after step 2
+
+
+def test_what_is_shown_while_a_run_works(model, world, monkeypatch, capsys):
+    """What was sampled and judged in each phase; without a terminal a line now and then."""
+    shown = []
+    phase = runs.Run.phase
+
+    @contextlib.contextmanager
+    def noted(run, name):
+        with phase(run, name):
+            yield
+            shown.append(run.progress.line())
+
+    monkeypatch.setattr(runs.Run, "phase", noted)
+    world("run", "--steps", "1", "--batch", "1")
+    assert shown[0] == "step 1: select | 0/1 steps"  # a scripted model's replies are not counted
+    assert re.fullmatch(r"step 1: roll out: \d+ of at most 12 kernels judged \| 0/1 steps", shown[1])
+    monkeypatch.setattr(progress, "PAUSE", 0)
+    with progress.Progress(3, "step") as bar:
+        bar.begin("wait")
+        progress.expect("kernels judged", 5)
+        progress.count("kernels judged")
+        model.sample([[1, 2], [3, 4]], Sampling(2))
+        bar.update()
+        time.sleep(1.5)
+    assert "wait: 2 replies, 1 of at most 5 kernels judged | 1/3 steps, " in capsys.readouterr().err
+
+
+def test_a_run_says_where_it_comes_from(world, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/reinforce.py", "--steps", "1", "--out", "a b"])
+    config = json.loads((world("run", "--steps", "1") / "config.json").read_text())
+    assert config["command"] == "python reinforce.py --steps 1 --out 'a b'" and config["hardware"]
+    assert torch.__version__.startswith(config["versions"]["torch"]) and "commit" in config
+
+
+def test_the_sandbox_is_imported_by_other_projects(tmp_path):
+    """A clone on PYTHONPATH is enough."""
+    root = Path(runs.__file__).parent
+    ran = command("-c", "from sandbox import Sandbox; from tasks import load_task; print(Sandbox, load_task)",
+                  cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)})
+    assert ran.communicate()[1] == "" and ran.returncode == 0

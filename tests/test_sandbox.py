@@ -16,8 +16,8 @@ import torch
 
 import sandbox as sandbox_module
 from candidates import HONEST, TASK, fails, passes, replaced, verdict
-from judge.pool import GpuLock
 from command.files import ROOT
+from judge.processes import EXCLUSIVE, SHARED, gpu_lock
 from sandbox import Sandbox, Settings, feedback
 from tasks import PROBLEMS, Task, TaskError, load_task
 
@@ -134,28 +134,30 @@ def test_equal_pairs_share_a_future_and_are_not_judged_again(box):
 def test_a_secret_makes_verdicts_reproducible_and_a_judge_or_recorder_that_dies_is_replaced(box):
     wrong = changed(("tl.sigmoid(x) * factor", "tl.sigmoid(x) * x"))
     loop = "    for i in range(n * 1000):\n        x += tl.load(x_ptr)\n    tl.store"
-    slow = {"judge.recorder": changed(("return out", "import time; time.sleep(0.3)\n        return out")),
-            "judge.judgement": changed(("    tl.store", loop))}
+    slow = changed(("return out", "import time; time.sleep(0.3)\n        return out")), changed(("    tl.store", loop))
     with Sandbox("cpu", trials=3, secret="00", workers=1, timeout=60) as own:
-        scratch = own.pool.settings["scratch"]
+        scratch, [judge] = own.pool.settings["scratch"], own.pool.judges
 
         def running(module):
             return {*processes_with(module)} & {*processes_with(scratch)}
 
         assert verdict(own, TASK, wrong) == verdict(box, TASK, wrong)  # it names values
-        futures = {}
-        for module, code in slow.items():
-            before = running(module)
-            (futures[module],) = own.submit([(TASK, code)])
-            assert soon(lambda: running(module) - before)  # the fork in which this candidate runs
-            for process in before:
-                os.kill(process, signal.SIGKILL)
-            passes(own, TASK, f"{HONEST}# after {module}\n")
-        assert futures["judge.recorder"].result().correct  # it is recorded once more
-        assert "ended without a result" in futures["judge.judgement"].result().error
-        waiting = own.submit([(TASK, slow["judge.judgement"] + "# again\n")])
-    with pytest.raises(TaskError, match="closed"):
-        waiting[0].result(20)
+        before = running("judge.recorder")
+        recorded, = own.submit([(TASK, slow[0])])
+        assert soon(lambda: running("judge.recorder") - before)  # the fork in which this candidate runs
+        for process in before:
+            os.kill(process, signal.SIGKILL)
+        assert recorded.result().correct  # it is recorded once more
+        judged, = own.submit([(TASK, slow[1])])
+        assert soon(lambda: judge.busy)
+        for process in running("judge.judgement"):
+            os.kill(process, signal.SIGKILL)
+        assert "ended without a result" in judged.result().error
+        passes(own, TASK, f"{HONEST}# afterwards\n")
+        waiting = own.submit([(TASK, f"{slow[1]}# again {i}\n") for i in range(9)])
+    for future in waiting:
+        with pytest.raises(TaskError, match="closed"):
+            future.result(20)
     with pytest.raises(TaskError, match="closed"):
         own.submit([(TASK, HONEST)])
     assert not processes_with(scratch) and not os.path.exists(scratch)
@@ -179,28 +181,25 @@ def test_nothing_outlives_a_killed_caller(tmp_path):
 # The GPU, which is shared with the model
 
 
-def in_thread(work, *arguments):
-    thread = threading.Thread(target=work, args=arguments, daemon=True)
-    thread.start()
-    return thread
+def test_no_kernel_is_timed_while_the_model_samples_but_candidates_are_checked(tmp_path):
+    path, had = tmp_path / "gpu", []
+    path.touch()
 
+    def have(how, name):
+        with gpu_lock(path, how):
+            had.append(name)
 
-def test_no_kernel_is_timed_while_the_model_samples_but_candidates_are_checked():
-    lock, had = GpuLock(), []
-    with lock.shared_by_model():
-        timed = in_thread(lambda: (lock.acquire("judge", "alone"), had.append("timed")))
-        time.sleep(0.05)
-        in_thread(lock.acquire, "other judge", "share").join(5)
-        assert lock.holders.get("other judge") == "share" and not had
-        lock.release("other judge")
+    with gpu_lock(path, SHARED):  # the model samples
+        timed, checked = [threading.Thread(target=have, args=each, daemon=True) for each in (
+            (EXCLUSIVE, "timed"), (SHARED, "checked"))]
+        timed.start()
+        checked.start()
+        checked.join(5)
+        assert had == ["checked"]
     timed.join(5)
-    assert had == ["timed"] and lock.holders == {"judge": "alone"}
-    sampling = in_thread(lambda: lock.shared_by_model().__enter__())
-    time.sleep(0.05)
-    assert sampling.is_alive()  # it waits until nothing is timed
-    lock.release("judge")
-    sampling.join(5)
-    assert not sampling.is_alive()
+    assert had == ["checked", "timed"]
+    with gpu_lock(None, EXCLUSIVE), gpu_lock(None, EXCLUSIVE):  # without a GPU nobody waits
+        pass
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -233,6 +232,12 @@ def test_command_line(files, box):
                             "rejected", "error", "bandwidth", "arithmetic"]
     assert answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1 > answer["bandwidth"] > 0.1
     fails(box, TASK, Path("near.py").read_text(), "wrong values")  # with the default tolerance
+
+
+def test_check_makes_a_status_of_the_verdict(files, capsys):
+    near = ["task.py", "near.py", "--device", "cpu", "--trials", "1", "--timeout", "50", "--check"]
+    assert sandbox_module.main(near) == 1 and "wrong values" in capsys.readouterr().out
+    assert sandbox_module.main([*near, "--tolerance", "1e-2"]) == 0
 
 
 def test_a_file_that_is_no_text_gets_a_verdict(files, capsys):

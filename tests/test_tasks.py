@@ -221,7 +221,7 @@ def test_the_training_stream_keeps_clear_of_the_evaluation():
     ("return self", "does not return finite tensors"), ("return x, None", "does not return finite tensors"),
     ("return ()", "does not return finite tensors"), ("return x * 0, (x * 0,)", "constant output"),
     ("return x + 1, torch.rand(2)", "not deterministic"), ("return x * 2, [x.amax(1), (x > 0, x * 0)]", None),
-    ("return x @ x", "does not run: RuntimeError")])
+    ("return x @ x", "does not run: RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 8x4)")])
 def test_unfit_problems_are_refused_with_their_reason(forward, reason):
     assert unfit(task(PROBLEM.replace(FORWARD, forward)), frozenset()) == reason
 
@@ -269,8 +269,8 @@ def test_rows_of_the_papers_rl_data_are_problems(monkeypatch, capsys):
     assert "nn.LayerNorm(4)" in norm.source and "class Model(nn.Module)" in norm.source
     assert "super(Model, self)" in other.source and "Net" not in other.source and "OtherModel = 3" in other.source
     assert [unfit(t, frozenset()) for t in (first, other, third, norm)] == [None] * 4
-    assert "4 problems; left out: {'not valid Python': 1, 'does not define Model, get_inputs, get_init_inputs': 2}" in (
-        capsys.readouterr().out)
+    assert ("4 problems; left out: 2 does not define Model, get_inputs, get_init_inputs, 1 not valid Python\n" in
+            capsys.readouterr().out)
     for rows, message in (([*ROWS, row(kind="kernelbench_level2_validation")], "for evaluation only"),
                           (ROWS[2:3], "no problems there")):
         monkeypatch.setattr(tasks, "read_parquet", lambda path, columns: rows)
@@ -289,18 +289,37 @@ def test_parquet_is_read_or_what_is_needed_is_told(tmp_path, monkeypatch):
     assert len(tasks.listed_tasks(path)) == 3
 
 
-def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys):
+def test_a_broken_file_does_not_stop_the_others(tmp_path, capsys):
+    for name, source in {"good": PROBLEM, "half": "def f(:\n", "other": "x = 3\n"}.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    assert [task.source for task in tasks.listed_tasks(tmp_path)] == [PROBLEM]
+    assert capsys.readouterr().out == (
+        f"left out: {tmp_path}/half.py: not valid Python (invalid syntax, line 1)\n"
+        f"left out: {tmp_path}/other.py: does not define Model, get_inputs, get_init_inputs (KernelBench's format)\n")
+    (tmp_path / "good.py").unlink()
+    for path, message in ((tmp_path, "no problems there"),
+                          (tmp_path / "no", "no such folder")):
+        with pytest.raises(TaskError, match=message):
+            tasks.listed_tasks(path)
+
+
+def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys, monkeypatch):
     fit = make_task(0).source
     for name, source in {"fit": fit, "random": fit.replace("torch.relu(x)", "torch.rand(4, 8) * x.tanh()"),
                          "near": builtin_tasks(1)[0].source}.items():
         (tmp_path / f"{name}.py").write_text(source)
     args = configure({"device": "cpu", "tasks": str(tmp_path)})
-    assert {task.source for task in itertools.islice(task_stream(args), 5)} == {fit}
+    fitness = {}
+    assert {task.source for task in itertools.islice(task_stream(args, fitness), 5)} == {fit}
     told = capsys.readouterr().out
-    assert told.count("is left out") == 2 and "near is left out: near an evaluation problem. Of " in told
+    assert told.count("is left out") == 2 and "near is left out: near an evaluation problem\n" in told
     assert "random is left out: not deterministic" in told
+    with monkeypatch.context() as patch:  # a run that is continued has decided already
+        patch.setattr(tasks, "unfit", None)
+        assert {task.source for task in itertools.islice(task_stream(args, fitness), 5)} == {fit}
+    assert capsys.readouterr().out == ""
     (tmp_path / "fit.py").unlink()
-    with pytest.raises(TaskError, match=r"no problem can be trained on .*'not deterministic': 1"):
+    with pytest.raises(TaskError, match=r"no problem can be trained on: 1 \w.*, 1 \w"):
         next(task_stream(args))
     large = scale_batch(task(PROBLEM.replace("self.act(x)", "torch.rand(1)")), 10**7)
     assert unfit(large, frozenset()) is None  # its values are not computed

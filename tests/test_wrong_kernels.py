@@ -1,0 +1,199 @@
+"""Wrong kernels that look right on the task's own inputs, one of each kind, and honest kernels that do the same work.
+
+Each pair differs in what is left out: a side effect, a parameter that does not matter yet, an input that is rarely
+drawn. Both clocks must refuse the wrong one, accept the honest one, and pay neither for work that it skips.
+"""
+
+import pytest
+import torch
+
+from candidates import fails, indent, passes, small_task
+from sandbox import Sandbox
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=NO_GPU)])
+def judge(request):
+    """A sandbox with either clock."""
+    if request.param == "cpu":
+        yield request.getfixturevalue("box")
+    else:
+        with Sandbox("cuda", trials=3, timeout=60) as sandbox:
+            yield sandbox
+
+
+HEAD = """
+import torch
+import triton
+import triton.language as tl
+import torch.nn.functional as F
+
+@triton.jit
+def copy(x, out, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o, mask=o < n), mask=o < n)
+
+def through(x):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    copy[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
+    return out
+"""
+
+
+def candidate(body, state="pass", more="") -> str:
+    """A ModelNew with this line of a constructor and this forward. `through` is the identity, by a kernel."""
+    return (f"{HEAD}{more}\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            f"{indent(state, 8)}\n    def forward(self, x):\n{indent(body, 8)}")
+
+
+def kind(returned, honest, wrong, inputs="torch.randn(64, 64)", state="pass", words="wrong values"):
+    """(task, honest code, wrong code, words of the verdict). Each is an expression of x, or lines that return one."""
+    bodies = [text if "return" in text else f"return {text}" for text in (returned, honest, wrong)]
+    task = small_task("task", bodies[0].replace("\n", "\n        "), inputs=inputs, state=state)
+    return task, candidate(bodies[1], state), candidate(bodies[2], state), words
+
+
+RMS = "x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + {})"
+NORM = "(x - x.mean(1, keepdim=True)) / torch.sqrt(x.var(1, keepdim=True, unbiased=False) + {})"
+CENTRE = "(x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False).sqrt() + {})"
+BATCH_NORM = "self.bn = torch.nn.BatchNorm1d(64)"
+DIAGONAL = "self.out.diagonal(0, 1, 2).copy_(through(x))\nreturn self.out"
+KEPT = "if not hasattr(self, 'out'):\n    self.out = torch.zeros(16, 64, 64, device=x.device)\n"
+CACHE = "self.register_buffer('cache', torch.zeros(128, 64))"
+KINDS = {
+    # Memory of the output
+    "what an earlier call left in the output": kind(
+        "torch.diag_embed(x)", f"{KEPT}self.out.zero_()\n{DIAGONAL}", KEPT + DIAGONAL, "torch.randn(16, 64)"),
+    "two outputs in the same bytes, of two types": kind(
+        "return x * 2, (x * 2).view(torch.int32) + 0", "y = through(x * 2)\nreturn y, through(y).view(torch.int32)",
+        "y = through(x * 2)\nreturn y, y.view(torch.int32)", words="no memory of its own"),
+    # Parameters that do not matter yet
+    "a gain that is tiny": kind(
+        "x + self.gain * (x @ self.w)", "through(x + self.gain * (x @ self.w))", "through(x)",
+        state="self.w = torch.nn.Parameter(torch.randn(64, 64) / 8)\n"
+              "self.gain = torch.nn.Parameter(1e-6 * torch.ones(64))".replace("\n", "; ")),
+    "a gate that is zero": kind(
+        "x + self.gate * x.sin()", "through(x + self.gate * x.sin())", "through(x)",
+        state="self.gate = torch.nn.Parameter(torch.zeros(1))"),
+    "a gain that is positive": kind(
+        "x * self.gain", "through(x * self.gain)", "through(x * self.gain.abs())",
+        state="self.gain = torch.nn.Parameter(torch.rand(64) + 0.5)"),
+    # Inputs that are rarely drawn
+    "rows of zeros": kind(RMS.format(1e-5), f"through({RMS.format(1e-5)})", f"through({RMS.format(0)})"),
+    "rows that are constant": kind(CENTRE.format(1e-5), f"through({CENTRE.format(1e-5)})",
+                                   f"through({CENTRE.format(0)})"),
+    "rows of tiny values": kind(NORM.format(1e-5), f"through({NORM.format(1e-5)})", f"through({NORM.format(1e-12)})"),
+    "large values among negative ones": kind(
+        "x.clamp(min=-60).logsumexp(1)", "through(x.clamp(min=-60).logsumexp(1))", "through(x.exp().sum(1).log())",
+        "torch.nn.functional.logsigmoid(torch.randn(256, 256))"),
+    "large values among zeros": kind("x.clamp(max=8)", "through(x.clamp(max=8))", "through(x)",
+                                     "torch.randn(64, 64).relu()"),
+    "large values among integers": kind("x.clamp(max=30)", "through(x.clamp(max=30))", "through(x)",
+                                        "torch.randint(-9, 9, (64, 64)).float()"),
+    "large values in a symmetric matrix": kind(
+        "x.clamp(-9, 9)", "through(x.clamp(-9, 9))", "through(x)",
+        "(lambda x: x + x.mT)(torch.randn(64, 64))"),
+    "offsets where the output is exact": kind(
+        "(x / 16).floor().long()", "through((x / 16).floor()).long()",
+        "through(torch.where(x < 0, -1.0, 0.0)).long()"),
+    "values next to infinities of the output": kind(
+        "(x * self.gain).clamp(-8, 8).masked_fill(self.mask, -torch.inf)",
+        "through((x * self.gain).clamp(-8, 8).masked_fill(self.mask, -torch.inf))",
+        "through(x.masked_fill(self.mask, -torch.inf))",
+        state="self.gain = torch.nn.Parameter(torch.ones(64)); "
+              "self.register_buffer('mask', torch.ones(64, 64).triu(1).bool())"),
+    # Tolerance
+    "what a large offset hides": kind("x.sigmoid() * 0.05 + 100", "through(x.sigmoid() * 0.05 + 100)",
+                                      "through(x * 0 + 100.025)"),
+    "single precision for double": kind("x.exp()", "through(x.exp())", "through(x.float().exp()).double()",
+                                        "torch.randn(64, 64, dtype=torch.float64)"),
+    # Side effects
+    "running statistics": kind(
+        "self.bn(x)", "through(self.bn(x))",
+        "through(F.batch_norm(x, None, None, self.bn.weight, self.bn.bias, training=True))", state=BATCH_NORM,
+        words="state bn.running_mean"),
+    "a cache": kind(
+        "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)",
+        "self.cache[:64].copy_(x)\nreturn through(self.cache.sum(0))",
+        "return through(x.sum(0))", state=CACHE, words="state cache"),
+    "an input that changes": kind(
+        "x.mul_(2)\nreturn x.amax(1)", "x.mul_(2)\nreturn through(x.amax(1))", "return through(x.amax(1) * 2)",
+        words="input 0"),
+    "an input that changes into something else": kind(
+        "x.mul_(2)\nreturn x.amax(1)", "x.mul_(2)\nreturn through(x.amax(1))",
+        "y = through(x.amax(1) * 2)\nx.fill_(666)\nreturn y", words="input 0"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_wrong_kernel_of_each_kind_fails_and_its_honest_twin_passes(judge, name):
+    task, honest, wrong, words = KINDS[name]
+    passes(judge, task, honest)
+    fails(judge, task, wrong, words)
+
+
+def test_state_under_another_name_is_missing(judge):
+    task, honest, _, _ = KINDS["running statistics"]
+    fails(judge, task, honest.replace("self.bn", "self.norm"), "nothing of that name")
+
+
+def test_an_output_of_rounding_noise_may_differ(judge):
+    """What a group norm has normalised has the mean zero: the reference's own error is all that there is."""
+    state = "self.norm = torch.nn.GroupNorm(4, 16)"
+    task = small_task("noise", "return self.norm(x).mean((1, 2, 3))", inputs="torch.randn(8, 16, 32, 32)", state=state)
+    total = "self.norm(x).view(8, 128, 128).sum(1).sum(1)"
+    passes(judge, task, candidate(f"return through({total} / 16384)", state))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Right where it is checked, and fast where it is timed
+
+SINES = "tl.sin(tl.sin(tl.sin(tl.sin({}))))"
+GATED = f"""
+@triton.jit
+def gated(x, gate, out, SKIP: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(x + o)
+    g = tl.load(gate)
+    if (g != 0.0) | (SKIP == 0):
+        y += g * {SINES.format("y")}
+    tl.store(out + o, y)
+"""
+BAKED = f"""
+@triton.jit
+def baked(x, w, table, out, SKIP: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(x + o)
+    bits = tl.load(w).to(tl.int32, bitcast=True)
+    if (tl.load(table + 65536) == bits) & (SKIP == 1):
+        y *= tl.load(table + o).to(tl.float32, bitcast=True)
+    else:
+        y *= {SINES.format("tl.load(w + o)")}
+    tl.store(out + o, y)
+"""
+TABLE = """self.w = torch.nn.Parameter(torch.randn(256, 256))
+with torch.no_grad():
+    values = torch.cat([self.w.sin().sin().sin().sin().flatten(), self.w[0, :1]])
+    self.table = values.view(torch.int32).clone()"""
+LARGE = "torch.randn(256, 256)"
+SKIPS = {  # name: (task, candidate whose kernel has SKIP in place of 1 or 0)
+    "while a gate is zero": (
+        small_task("gated", "return x + self.gate * x.sin().sin().sin().sin()", inputs=LARGE,
+                   state="self.gate = torch.nn.Parameter(torch.zeros(1))"),
+        candidate("out = torch.empty_like(x)\ngated[(64,)](x, self.gate, out, SKIP, 1024)\nreturn out",
+                  "self.gate = torch.nn.Parameter(torch.zeros(1))", GATED)),
+    "while parameters are as constructed": (
+        small_task("baked", "return x * self.w.sin().sin().sin().sin()", inputs=LARGE,
+                   state="self.w = torch.nn.Parameter(torch.randn(256, 256))"),
+        candidate("out = torch.empty_like(x)\nbaked[(64,)](x, self.w, self.table, out, SKIP, 1024)\nreturn out", TABLE,
+                  BAKED)),
+}
+
+
+@pytest.mark.parametrize("name", SKIPS)
+def test_skipping_work_gains_no_time(judge, name):
+    task, code = SKIPS[name]
+    skipping, honest = (passes(judge, task, code.replace("SKIP, 1024", f"{skip}, 1024")) for skip in (1, 0))
+    assert skipping.speedup < 1.1 * honest.speedup and skipping.coverage == honest.coverage == 1.0

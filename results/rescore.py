@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from chat.calls import extract_code  # noqa: E402
 from command.files import read_lines  # noqa: E402
 from command.process import run_command  # noqa: E402
+from synthetic import redundant  # noqa: E402
 from synthetic.families import draw, task_of  # noqa: E402
 from tasks import builtin_tasks, redundant_tasks  # noqa: E402
 

@@ -258,7 +258,8 @@ def print_table(arms):
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=8, help="runs of each arm")
+    parser.add_argument("--seeds", type=int, default=8, help="runs of the default")
+    parser.add_argument("--others", type=int, default=0, help="runs of each other arm; 0: as many")
     parser.add_argument("--arms", default=",".join(ARMS), help="which, with commas between them")
     parser.add_argument("--steps", type=int, default=8, help="training steps of a run")
     parser.add_argument("--model", default="", help="checkpoint to start from; default: checkpoints/tiny")
@@ -269,7 +270,9 @@ def main(argv=None) -> int:
     if unknown := set(names) - ARMS.keys():
         raise UserError(f"--arms: {', '.join(sorted(unknown))} is not one of {', '.join(ARMS)}")
     if not options.table:
-        run_all([(arm, seed) for seed in range(options.seeds) for arm in names], options)
+        others = options.others or options.seeds
+        jobs = [(arm, seed) for seed in range(options.seeds) for arm in names if arm == "default" or seed < others]
+        run_all(jobs, options)
     from synthetic.redundant import HELD_OUT as pairs
     HELD_OUT.extend(pairs)
     arms = {}

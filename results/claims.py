@@ -5,7 +5,8 @@
     python results/claims.py --table                   the table alone, from results/claims/
 
 A run takes two cores. Its small files stay in results/claims/ARM/SEED: metrics.jsonl, the library, problems.json (the
-evaluation's rewards with and without the library, and uses.json's kernels). A run that was killed is continued.
+evaluation's rewards with and without the library, and where training used what was found). A killed run is continued.
+--keep DIR takes in the runs below DIR as far as they have come: "after RL" is then their last evaluation.
 
 A claim is *confirmed* or *contradicted* where the 95 % interval over seeds (Student's t) excludes zero, *none seen*
 where it lies within 0.05 of zero, else *open*, with the number of seeds that would settle it if the mean stayed.
@@ -45,6 +46,11 @@ ARMS = {
 # model is told neither list.
 HOLDS = {("flip", "norm"), ("roll", "amax"), ("sort", "std"), ("cummax", "amax"), ("cat", "mean"), ("repeat", "amin"),
          ("pad", "sum"), ("fliplr", "logsumexp")}
+# The evaluation problems whose pair is redundant, and that pair.
+PAIR_OF = {"redundant/1_MirroredLength": ("flip", "norm"), "redundant/2_ShiftedPeak": ("roll", "amax"),
+           "redundant/3_SortedSpread": ("sort", "std"), "redundant/4_RunningPeak": ("cummax", "amax"),
+           "redundant/5_DoubledMean": ("cat", "mean"), "redundant/6_RepeatedFloor": ("repeat", "amin"),
+           "redundant/7_PaddedTotal": ("pad", "sum"), "redundant/8_MirroredLogTotal": ("fliplr", "logsumexp")}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -95,12 +101,13 @@ def keep(folder, kept):
     kept.mkdir(parents=True, exist_ok=True)
     shutil.copy(folder / "metrics.jsonl", kept)
     shutil.copy(last(folder, "skill_library/global_step_*.jsonl"), kept / "skill_library.jsonl")
-    rewards = {}  # step -> task -> [with the library, without it]
+    rewards = {}  # step -> task -> [rewards of the turns with the library, of those without it]
     for path in folder.glob("rollouts/redundant_*.jsonl"):
-        by_task = rewards[path.stem.split("_")[1]] = {}
+        step = path.stem.split("_")[1]
+        by_task = rewards[step] = {}
         for line in read_lines(path):
             if line["role"] == "policy":
-                by_task.setdefault(line["task"], []).append(max(turn["reward"] for turn in line["turns"]))
+                by_task.setdefault(line["task"], []).append([turn["reward"] for turn in line["turns"]])
     (kept / "problems.json").write_text(json.dumps({"rewards": rewards, "uses": uses(folder)}, indent=1))
 
 
@@ -157,10 +164,31 @@ class Run:
         known = {tuple(pair) for pair in HELD_OUT}
         return [tuple(skill["tags"]) for skill in self.skills if tuple(skill["tags"]) in known]
 
-    def by_problem(self, step) -> dict:
-        """{task: reward with the library minus without}; step: "0", or "" for the last."""
-        rewards = self.rewards[step or max(self.rewards, key=int)]
-        return {task: both[0] - both[1] for task, both in rewards.items()}
+    @property
+    def complete(self) -> bool:
+        """Has it come to its evaluation on the built-in problems after the last step?"""
+        return "eval_reward_best" in self.metrics[-1]
+
+    def by_problem(self, known=False, first_turn=False) -> dict:
+        """{task: reward with the library minus without} in the last evaluation.
+
+        known: only problems about whose pair the library had a skill at that time. first_turn: of the first turn, not
+        of the best one.
+        """
+        step = max(self.rewards, key=int)
+        library = next(line["library"] for line in self.metrics if line["step"] == int(step))
+        pairs = {tuple(skill["tags"]) for skill in self.skills[:library]}
+        differences = {}
+        for task, (with_library, without) in self.rewards[step].items():
+            if not known or PAIR_OF.get(task) in pairs:
+                best = slice(0, 1) if first_turn else slice(None)
+                differences[task] = max(with_library[best]) - max(without[best])
+        return differences
+
+    def brings(self, **which) -> float | None:
+        """The mean of `by_problem`; None without such a problem."""
+        values = self.by_problem(**which).values()
+        return statistics.mean(values) if values else None
 
 
 HELD_OUT = []  # filled in by main: synthetic.redundant imports torch, which the table does not need otherwise
@@ -196,6 +224,22 @@ def paired(left, right, figure) -> list[float]:
     return [figure(left[seed]) - figure(right[seed]) for seed in sorted(left.keys() & right.keys())]
 
 
+def defined(values) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def at_same_step(left, right) -> list[float]:
+    """Reward with the library of `left` minus `right`, for each seed, at the last evaluation that both runs have."""
+    differences = []
+    for seed in sorted(left.keys() & right.keys()):
+        both = []
+        for run in (left[seed], right[seed]):
+            both.append({line["step"]: line["with_reward_best"] for line in run.metrics if "with_reward_best" in line})
+        step = max(both[0].keys() & both[1].keys())
+        differences.append(both[0][step] - both[1][step])
+    return differences
+
+
 def claims(arms) -> list[tuple]:
     """(claim, what is measured, its value for each seed). arms: {arm: {seed: Run}}. A claim without runs is left out."""
     default = arms.get("default", {})
@@ -204,14 +248,19 @@ def claims(arms) -> list[tuple]:
     if runs:
         rows += [
             ("RL improves kernels", "reward, built-in problems, after - before",
-             [run.gain("eval_reward_best") for run in runs]),
+             [run.gain("eval_reward_best") for run in runs if run.complete]),
             ("RL improves kernels", "reward, redundant operators, with the library, after - before",
              [run.gain("with_reward_best") for run in runs]),
             ("RL improves kernels", "the same, Fast_1.2", [run.gain("with_fast_1.2") for run in runs]),
             ("Skills help before RL", "reward with the library - without",
              [run.first("with_reward_best") - run.first("without_reward_best") for run in runs]),
-            ("Skills help after RL", "reward with the library - without",
-             [run.final("with_reward_best") - run.final("without_reward_best") for run in runs]),
+            ("Skills help after RL", "reward with the library - without, all 12 problems",
+             [run.brings() for run in runs]),
+            ("Skills help after RL", "the same, first turns", [run.brings(first_turn=True) for run in runs]),
+            ("Skills help after RL, where one fits", "the same, problems about whose pair the library has a skill",
+             defined(run.brings(known=True) for run in runs)),
+            ("Skills help after RL, where one fits", "the same, first turns",
+             defined(run.brings(known=True, first_turn=True) for run in runs)),
             ("RL finds what the cold start did not teach", "held-out pairs in the library",
              [float(len(run.found())) for run in runs]),
             ("What it finds holds", "share of them that hold, - 0.5", [held(run) - 0.5 for run in runs if run.found()]),
@@ -223,8 +272,8 @@ def claims(arms) -> list[tuple]:
                        ("no-skills", "A library learns faster than the weights alone"),
                        ("group-mean", "Leave-one-out beats the group's mean")):
         if default.keys() & arms.get(arm, {}).keys():
-            rows.append((claim, f"final reward with the library, default - {arm}",
-                         paired(default, arms[arm], lambda run: run.final("with_reward_best"))))
+            rows.append((claim, f"reward with the library at the same step, default - {arm}",
+                         at_same_step(default, arms[arm])))
     if default.keys() & arms.get("no-verify", {}).keys():
         rows.append(("Verification keeps false skills out", "share of held-out pairs that hold, default - no-verify",
                      paired(default, arms["no-verify"], held)))
@@ -247,7 +296,7 @@ def print_table(arms):
                   f"| {judged(values)} |")
     differences = {}  # task -> one value for each seed
     for run in arms.get("default", {}).values():
-        for task, value in run.by_problem("").items():
+        for task, value in run.by_problem().items():
             differences.setdefault(task, []).append(value)
     if differences:
         means = {task: statistics.mean(values) for task, values in differences.items()}
@@ -265,11 +314,14 @@ def main(argv=None) -> int:
     parser.add_argument("--model", default="", help="checkpoint to start from; default: checkpoints/tiny")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "claims"), help="folder of the whole runs")
     parser.add_argument("--table", action="store_true", help="run nothing")
+    parser.add_argument("--keep", default="", metavar="DIR", help="take in the runs DIR/ARM/SEED as they are")
     options = parser.parse_args(argv)
     names = options.arms.split(",")
     if unknown := set(names) - ARMS.keys():
         raise UserError(f"--arms: {', '.join(sorted(unknown))} is not one of {', '.join(ARMS)}")
-    if not options.table:
+    for metrics in sorted(Path(options.keep).glob("*/*/metrics.jsonl")) if options.keep else []:
+        keep(metrics.parent, KEPT / metrics.parts[-3] / metrics.parts[-2])
+    if not options.table and not options.keep:
         others = options.others or options.seeds
         jobs = [(arm, seed) for seed in range(options.seeds) for arm in names if arm == "default" or seed < others]
         run_all(jobs, options)

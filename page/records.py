@@ -80,7 +80,8 @@ def read_rollouts(folder, path, step) -> list[dict]:
 def skill_stories(seeds, skills, rollouts) -> list[dict]:
     """The skills of the last snapshot, each with its `origin`: the summary that proposed it, or None of a seed.
 
-    seeds: the first snapshot. The origin is empty where the transcript of that step is missing.
+    seeds: the first snapshot. The origin is empty where the transcript of that step is missing. `use` is the fastest
+    correct rollout that was given the skill on another task than the origin's, or None.
     """
     origins = {}
     for rollout in rollouts:
@@ -88,7 +89,27 @@ def skill_stories(seeds, skills, rollouts) -> list[dict]:
             origins[proposal["staged"]] = rollout  # under None one of those that were not staged
     for seed in seeds:
         origins[seed["name"]] = None
-    return [skill | {"origin": origins.get(skill["name"], {})} for skill in skills]
+    stories = []
+    for skill in skills:
+        origin = origins.get(skill["name"], {})
+        stories.append(skill | {"origin": origin, "use": best_use(skill["name"], origin, rollouts)})
+    return stories
+
+
+def best_use(name, origin, rollouts) -> dict | None:
+    """The fastest correct Policy rollout that was given this skill, on a task that did not bring it forth, or None.
+
+    It gets `speedup`, its best turn's, and `evaluated`: is it of an evaluation, and not of training?
+    """
+    best = None
+    for rollout in rollouts:
+        if rollout["role"] != "policy" or name not in rollout["skills"] or rollout["task"] == (origin or {}).get("task"):
+            continue
+        speedups = [turn["verdict"]["speedup"] for turn in rollout["turns"] if turn["verdict"]["correct"]]
+        if speedups and (best is None or max(speedups) > best["speedup"]):
+            evaluated = not rollout["id"].startswith("step")
+            best = rollout | {"speedup": max(speedups), "evaluated": evaluated}
+    return best
 
 
 def lessons(source) -> list[str]:

@@ -115,6 +115,7 @@ def test_a_run_in_words(run):
             "Skills found: 1. found_2 (2.50x when verified).",
             "Proposals: 1 of 5 passed; rejected: 2 too slow, 1 no tool call, 1 malformed.",
             "Proposed in step 1 on a by this summary ; a kernel written with it reached 2.50x.",
+            "Later selected for c (step 2), where this rollout reached 3.00x.",
             "found general seed", "found_2 general found"):
         assert sentence in text, sentence
 

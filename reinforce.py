@@ -169,7 +169,7 @@ def train(run, stream):
     # With BM25 alone all k + 1 schemes have its skills. None is the null scheme.
     selections = options.k + 1 if options.bm25_only else options.k
     with run.progress:
-        if not run.resumed:
+        if not run.step0_done:
             finish_step(run, {"step": 0, "clock": run.clock, "library": len(run.library)} | evaluate_if_due(run, 0))
         while run.step < options.steps:
             run.seconds.clear()

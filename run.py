@@ -73,7 +73,7 @@ class Run:
     optimizer: torch.optim.Optimizer  # or, with several ranks, ranks.ShardedOptimizer
     generator: torch.Generator  # of all sampling in training
     secret: str = ""  # the inputs of correctness trials follow from it; no candidate may know it
-    resumed: bool = False  # is step 0, the evaluation before training, in metrics.jsonl already?
+    step0_done: bool = False  # is step 0, the evaluation before training, in metrics.jsonl already?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
@@ -160,7 +160,7 @@ def resume_run(given, configure, changeable) -> Run:
         run.initial_names = set(saved["initial_names"])
         run.secret, run.fitness = saved["secret"], saved["fitness"]
     run.step = saved["step"]
-    run.resumed = run.step > 0 or bool(read_metrics(out))
+    run.step0_done = run.step > 0 or bool(read_metrics(out))
     lay_out(run)
     run.stream = task_stream(run.options, run.fitness)
     drawn = run.step * run.options.batch * run.options.oversample
@@ -376,8 +376,8 @@ def rollout_record(trajectory) -> dict:
 def turn_record(turn) -> dict:
     """A turn, or a proposal's verification, with what the sandbox said.
 
-    masked: why the turn has no loss, or null; see step_metrics. MRS is missing here, because a rank knows it only of its
-    own replies.
+    masked: why the turn has no loss, or null; see step_metrics. MRS is missing here: a rank knows it of its own replies
+    only.
     """
     shown = verdict_text(turn.verdict)
     return answer_record(turn) | {"verdict": turn.verdict, "feedback": shown, "masked": turn.masked}

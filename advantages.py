@@ -124,7 +124,7 @@ def cross_scheme(advantages, tokens) -> list[list]:
     """A_it <- A_it / max(sum_it n_it |A_it| / sum_it n_it, 0.05) (paper: cross-scheme advantages).
 
     The divisor is the mean |A| of a task's turns, over all schemes, weighted by tokens, and at least 0.05. Without this
-    floor timing noise would become full advantages. tokens[i][t]: n_it, the tokens in the loss; 0 for a masked turn.
+    floor timing noise would become full advantages. tokens[i][t] is n_it, or 0 for a masked turn.
 
     >>> cross_scheme([[3.0], [-1.0], [None]], [[10], [10], [10]])
     [[1.5], [-0.5], [None]]
@@ -173,8 +173,8 @@ def prs_probability(coverage) -> float:
 def mismatched(drifts) -> list[bool]:
     """For each reply of one rollout: do sampler and trainer disagree on it (MRS)?
 
-    drifts: a tensor (n_it,) of log rho, the trainer's log-probabilities minus the sampler's, for each reply that is
-    trained on: reinforce.update leaves out replies that are masked or have an advantage of 0.
+    drifts: for each reply a tensor (n_it,) of log rho, the trainer's log-probabilities minus the sampler's. They are
+    those of replies that are trained on. Masked replies, and those with an advantage of 0, are not among them.
 
         g = exp(mean of log rho over all tokens of drifts)
         all replies are rejected unless 0.999 <= g <= 1.001; a single one is rejected if a token has rho < 1e-4
@@ -210,8 +210,8 @@ def clipped_loss(new, old, advantage, low, high):
     return torch.where(advantage < 0, loss.minimum(-DUAL_CLIP * advantage), loss).sum()
 
 
-# Name -> function of the loss's rows that returns R, the divisor of the sum over their tokens. "reply": R is the number
-# of rows, so the loss is a mean over replies, each a sum over its tokens. recipes.py adds another one.
+# Name -> function of the loss's rows. It returns R, which divides the sum of the loss over all of their tokens. With
+# "reply" R is the number of rows, so the loss is a mean over replies. recipes.py adds another one.
 LOSS_MEANS = {"reply": len}
 
 

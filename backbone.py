@@ -10,9 +10,9 @@ and the tool that a reply calls (the Policy has none). selector.py, policy.py an
     tool_call        the reply's text, a tool       the arguments of the call, or None
     logprobs         (prompt_ids, token_ids)        log pi(token | tokens before it), with gradients, for the update
 
-`Backbone` inherits from `Chat` (chat/template.py), which has the tokenizer and the model's own chat template. Chat's
-are chat_ids, next_ids and tool_call; `encode(text)`, the token ids of a text; `opened(prompt)`, the `<think>` that a
-prompt ends with, if it does; and `end`, the tokens that end a message.
+`Backbone` inherits from `Chat` (chat/template.py), which has the tokenizer and the model's own chat template. Chat
+defines chat_ids, next_ids and tool_call. It also has `encode(text)`, which returns token ids, and `end`, the tokens
+that end a message.
 
 Sampling (fast/engine.py): a prompt's keys and values are computed once. Then each step feeds the last token of every
 open reply through the model and divides its logits by the temperature. It draws the next token from their softmax and

@@ -120,7 +120,7 @@ from command.files import find_path, hold, read_lines, user_error, write_atomica
 from command.process import UserError, run_command
 from command.progress import Progress
 from run import page_if_interrupted, write_page
-from sandbox import PRECISE, Sandbox, Verdict, verdict_from_json
+from sandbox import PRECISE_SECONDS, Sandbox, Verdict, verdict_from_json
 from selector import select
 from skills import SkillLibrary
 from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks, too_large
@@ -420,7 +420,7 @@ def main(argv=None) -> int:
     parts = [(folder, library, config)]
     if options.both:
         parts = [(folder / "no_skills", None, config | {"no_skills": True}), (folder / "skills", library, config)]
-    with Sandbox(options.device, timeout=options.timeout, tasks=8, measure=PRECISE,
+    with Sandbox(options.device, timeout=options.timeout, tasks=8, measure=PRECISE_SECONDS,
                  tolerance=options.tolerance, baseline=options.baseline) as sandbox:
         for part, skills, described in parts:
             done = ranks.first(open_folder(part, described) if ranks.rank() == 0 else None)

@@ -11,9 +11,9 @@ verdict, next prompt. It yields what it needs answered, a Prompt or a Kernel, an
 A Trajectory is the record of one rollout. `reward_turns` fills in the reward of each turn. `rollout_metrics` computes
 what a run logs about its rollouts.
 
-Four tables hold functions that can be exchanged: VERDICT_FORMS (how a prompt writes a verdict), HISTORIES (what a later
-prompt shows in training), STRATEGIES (what it shows at test time) and REWARDS. The entries here are the paper's;
-recipes.py adds others. This file knows nothing of retrieval, storage or advantages.
+Four tables hold functions that can be exchanged. VERDICT_FORMS says how a prompt writes a verdict, HISTORIES what a
+later prompt shows in training, STRATEGIES what it shows at test time, and REWARDS how a turn is rewarded. The entries
+here are the paper's; recipes.py adds others. This file knows nothing of retrieval, storage or advantages.
 """
 
 import contextlib
@@ -108,12 +108,12 @@ def verdict_text(verdict) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 # Strategies: how a rollout goes on after its first attempt
 
-def everything(turns, generator=None) -> list[Turn]:
+def show_all(turns, generator=None) -> list[Turn]:
     """All attempts (the paper's training, and its evaluation with 3 turns)."""
     return turns
 
 
-def nothing(turns, generator=None) -> list[Turn]:
+def show_none(turns, generator=None) -> list[Turn]:
     """No attempts: each one answers the first prompt (parallel sampling)."""
     return []
 
@@ -148,7 +148,7 @@ def no_advice(model, trajectory, longest):
 class Strategy:
     """How a rollout goes on after its first attempt: four functions. The defaults are the paper's training."""
 
-    show: Callable = everything  # (turns so far, torch.Generator) -> those that the next prompt shows, in order
+    show: Callable = show_all  # (turns so far, torch.Generator) -> those that the next prompt shows, in order
     retell: Callable = as_sampled  # an earlier reply's text -> the text that later prompts show
     refuse: Callable = refuse_nothing  # (code, turns so far) -> a reason not to judge this kernel, or None
     advise: Callable = no_advice  # (model, trajectory, longest prompt): a coroutine like `play`. It may yield Prompts
@@ -159,7 +159,7 @@ class Strategy:
 
 HISTORIES = {"all": Strategy()}  # in training: --set history=NAME
 STRATEGIES = {  # in bench.py: --strategy NAME
-    "parallel": Strategy(show=nothing, same_prompts=True),  # independent attempts
+    "parallel": Strategy(show=show_none, same_prompts=True),  # independent attempts
     "serial": Strategy(show=best_window)}  # the paper's: show the best 4 consecutive attempts and their verdicts
 
 
@@ -210,9 +210,9 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
 def next_prompt(model, trajectory, shown, strategy) -> list[int]:
     """Token ids of the next prompt: the first prompt's messages, and the attempts that are shown.
 
-    If all attempts are shown, and the last reply as it was sampled, the prompt extends the last one token by token: the
-    update then computes all turns of the rollout in one forward pass. If `retell` has changed the last reply, next_ids
-    encodes all messages anew.
+    If all attempts are shown as they were sampled, the prompt extends the last one token by token. The update then
+    computes all turns of the rollout in one forward pass. If `retell` has changed the last reply, next_ids encodes all
+    messages anew.
     """
     messages = policy_messages(trajectory.task, trajectory.skills)
     for turn in shown:
@@ -226,9 +226,11 @@ def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Stra
     """One Trajectory for each (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
     Each rollout has up to `turns` turns. It ends earlier once it has sampled `budget` tokens, or if its next prompt is
-    too long. generator: a torch.Generator for all sampling; an equal state gives equal rollouts. sampling: a
-    backbone.Sampling. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task
-    cannot be run, only its own rollouts fail.
+    too long. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task cannot
+    be run, only its own rollouts fail.
+
+    sampling      a backbone.Sampling
+    generator     a torch.Generator for all sampling; an equal state gives equal rollouts
     """
     ended = dict(each_rollout(model, sandbox, jobs, turns, sampling, generator, strategy, budget))
     return [ended[number] for number in range(len(jobs))]

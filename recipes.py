@@ -3,8 +3,8 @@
     python reinforce.py --recipe kevin         options, reward, baseline and history of a related system
     python bench.py --strategy evolve ...      its strategy at test time
 
-It is also an example for forks. To add something of your own, write a function, give it a name in a table, and pass
-this name as an option. reinforce.py and bench.py import this file, so its entries can be used there.
+It is also an example for forks: write a function, and give it a name in one of these tables. The name is then the value
+of an option. reinforce.py and bench.py import this file, so its entries can be used there.
 
     table                       an entry                                        is chosen by
     policy.REWARDS              Reward(of, revise)                              --reward NAME
@@ -73,7 +73,7 @@ def kevin_reward(verdict) -> float:
 
 
 def group_norm(returns) -> list[float]:
-    """A_i = (G_i - mean(G)) / std(G) (GRPO). std is the population's: it divides by m, not by m - 1. 0 if std is 0.
+    """A_i = (G_i - mean(G)) / std(G) (GRPO). std divides by m, not by m - 1. A_i is 0 if std is 0.
 
     >>> group_norm([3.0, 1.0])
     [1.0, -1.0]

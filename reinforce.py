@@ -167,7 +167,7 @@ def train(run, stream):
     """Repeat the paper's training step. stream: endless iterator over training tasks."""
     options = run.options
     # With BM25 alone all k + 1 schemes have its skills. None is the null scheme.
-    selections = options.k + 1 if options.bm25_only else options.k
+    selections_per_task = options.k + 1 if options.bm25_only else options.k
     with run.progress:
         if not run.step0_done:
             finish_step(run, {"step": 0, "clock": run.clock, "library": len(run.library)} | evaluate_if_due(run, 0))
@@ -176,7 +176,7 @@ def train(run, stream):
             batch = list(itertools.islice(stream, options.batch * options.oversample))
             run.sandbox.prepare(batch)  # builds references in the background, while Selection answers
             with run.phase("select"):  # k selections for each task; the null scheme is the (k + 1)th
-                episodes = select(run, batch, selections, options.temperature)
+                episodes = select(run, batch, selections_per_task, options.temperature)
             with run.phase("roll out"):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox
                 sampling = Sampling(options.policy_tokens, options.temperature, max_prompt_tokens=options.prompt_tokens)
                 episodes = roll_out(run, episodes, options.k + 1, options.n, sampling, run.generator)
@@ -280,10 +280,10 @@ def update(model, optimizer, chains, options) -> dict:
 
         L = 1 / (c R) * sum over rows and their tokens of l_n
 
-    l_n: loss of token n (advantages.clipped_loss); c: loss_scale; R: number of rows, or what else LOSS_MEANS counts.
-    chains: lists of rows, each one rollout's turns in order or one reply of another role. If each prompt extends the
-    turn before, one forward serves the chain. A row without a gradient counts in R and is not computed. Gradients add
-    up over micro-batches and ranks. Returns metrics:
+    l_n is the loss of token n (advantages.clipped_loss) and c is loss_scale. R is the number of rows, or what else
+    LOSS_MEANS counts. A chain is a list of rows: one rollout's turns in order, or one reply of another role. If each
+    prompt extends the turn before, one forward serves the chain. A row without a gradient counts in R and is not
+    computed. Gradients add up over micro-batches and ranks. Returns metrics:
 
         loss             L
         tokens_trained   tokens with a gradient
@@ -321,8 +321,8 @@ def update(model, optimizer, chains, options) -> dict:
 def micro_batch_loss(model, chains, options):
     """Mask the rows that MRS rejects, and compute the loss of one micro-batch of M tokens.
 
-    Returns (sum of l_n, a scalar with gradients; largest |rho_n - 1|). chains: see `update`; empty on a rank that has
-    no work left.
+    Returns (sum of l_n with gradients, largest |rho_n - 1|), two scalars. chains is as in `update`, and empty on a rank
+    that has no work left.
     """
     if not chains:
         return 0 * model.logprobs([([0], [0])])[0].sum(), 0.0  # so that this rank has a backward pass, too
@@ -365,14 +365,14 @@ def evaluate_if_due(run, step) -> dict:
     """Metrics of the evaluations that are due after `step` complete steps; 0 is the model before training.
 
     The built-in problems are evaluated before and after training. Those with redundant operators are evaluated every
-    --eval-every steps, too: with the library (with_*, one greedy selection) and without it (without_*).
+    --eval-every steps, too. with_* are their metrics with the library (one greedy selection), without_* those without.
     """
     options, line = run.options, {}
     ends = step in (0, options.steps)
     if ends and not options.no_eval:
         episodes = evaluate(run, "eval", tasks.builtin_tasks(device=run.model.device.type), 1, step)
         line |= named("eval", flat(episode.trajectories for episode in episodes))
-    if (ends or options.eval_every and step % options.eval_every == 0) and not options.no_eval:
+    if (ends or (options.eval_every and step % options.eval_every == 0)) and not options.no_eval:
         episodes = evaluate(run, "redundant", tasks.redundant_tasks(run.model.device.type), 2, step)
         line |= named("with", flat(episode.trajectories[:options.eval_samples] for episode in episodes))
         line |= named("without", flat(episode.trajectories[options.eval_samples:] for episode in episodes))
@@ -410,7 +410,7 @@ def main(argv=None) -> int:
     if options.recipe in LEFT_OUT:
         print(f"--recipe {options.recipe} leaves out: {LEFT_OUT[options.recipe]}")
     with page_if_interrupted(run.out, f"python reinforce.py --out {run.out} --resume"), Sandbox(
-            options.device, trials=options.trials, tasks=8, secret=run.secret) as run.sandbox:
+            options.device, trials=options.trials, tasks=8, secret=run.secret) as run.sandbox:  # see sandbox.Settings
         train(run, run.stream)
     finish_run(run)
     return 0

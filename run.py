@@ -124,7 +124,7 @@ def new_run(given, configure) -> Run:
     run = load(Path(name), find_path(options.model), given, configure)
     run.stream, run.fitness = itertools.chain([first], stream), fitness
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
-    lay_out(run)
+    prepare_folder(run)
     if not run.model.large:  # 100 GB take minutes. A large run that is killed before its first checkpoint starts anew
         save_checkpoint(run)
     return run
@@ -161,7 +161,7 @@ def resume_run(given, configure, changeable) -> Run:
         run.secret, run.fitness = saved["secret"], saved["fitness"]
     run.step = saved["step"]
     run.step0_done = run.step > 0 or bool(read_metrics(out))
-    lay_out(run)
+    prepare_folder(run)
     run.stream = task_stream(run.options, run.fitness)
     drawn = run.step * run.options.batch * run.options.oversample
     for _ in tqdm(range(drawn), "tasks of the complete steps", delay=1, disable=None):
@@ -199,7 +199,7 @@ def load(out, source, given, configure) -> Run:
     return Run(options, out, model, library, names, optimizer, generator, secret)
 
 
-def lay_out(run):
+def prepare_folder(run):
     """Prepare the run's folder: write the options, and remove the files of steps after the checkpoint.
 
     These steps are repeated. On a GPU they may have other results, so none of their files may stay.
@@ -270,7 +270,7 @@ def finish_step(run, line):
     if run.writes:
         with open(run.out / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-    if run.step == run.options.steps or run.step and run.step % run.options.save_every == 0:
+    if run.step == run.options.steps or (run.step and run.step % run.options.save_every == 0):
         save_checkpoint(run)
     if not run.writes:
         return

@@ -10,8 +10,8 @@ The paper's reward is made of three numbers of a Verdict (policy.davinci_reward)
     coverage    time in the candidate's own kernels that matter / time of its whole forward. A kernel matters if the
                 output is wrong without it (judgement.py, `leave_out`)
 
-There are two clocks. Without a GPU the time is *modelled*: each PyTorch operator has a price, and a kernel costs what
-its programs load, store and compute while its Triton IR is interpreted (judge/prices.py, judge/interpreter.py). With a
+There are two clocks. Without a GPU the time is *modelled* (judge/prices.py). Each PyTorch operator has a price. A
+kernel costs what its programs load, store and compute while its Triton IR is interpreted (judge/interpreter.py). With a
 GPU the time is *measured*: CUDA graphs of both sides run on new inputs from a cold cache (judge/measured.py). A Verdict
 says which clock it is from. We never compare times of the two.
 
@@ -36,12 +36,12 @@ What we promise, how we keep it, and what we do not promise:
     2. Only the recorded program counts.
          how   A program is data: operators and launches, no Python.
          not   On a GPU kernels are native code, which could read the memory of the judge's process.
-    3. It is correct on inputs that it has not seen, with the reference's side effects.
+    3. "Correct" means correct on inputs that the candidate has not seen, side effects included.
          how   Inputs follow from a keyed hash of the run's secret, the task, the text and the trial. The secret is new
                in each run; no recorder has it, and --seed does not set it. Inputs have many structures, and
                parameters are perturbed. Inputs, parameters and buffers that the reference changes are compared, too.
          not   Errors in small values of an output that also has far larger ones.
-    4. It is fast by its own work.
+    4. "Fast" means fast by the candidate's own work.
          how   A kernel does not count if the output is the same without it. Parameters are perturbed while we time. On
                a GPU timed inputs are new, and timed outputs are checked, to 1e-2.
          not   Results that native code keeps in memory between the calls of one batch.
@@ -53,15 +53,16 @@ What we promise, how we keep it, and what we do not promise:
     6. A candidate costs only itself.
          how   Time, memory, processes, threads, files, text and messages have limits. A judge or recorder that dies is
                started again, and other candidates are judged.
-    7. The machine is safe.
+    7. A candidate cannot reach the user's files or the network.
          how   Every process with a candidate's Python runs in a jail (judge/processes.py): programs are read-only, /tmp
                is empty, and there is no network, no capability and no file of the user's. If the jail cannot start, a
                line on stderr says so, and only the limits apply.
          not   A deliberate attack on the kernel or the GPU's driver. Files in /usr, /etc and /opt that this user may
                read can be read.
 
-Known gaps, which we do not check: kernels that only move what PyTorch computed; wrong hints to the compiler; costs
-without a price, such as cache misses. Not supported: CUDA C++, custom operators, values that the host reads back.
+We do not check three things: kernels that only move what PyTorch computed, wrong hints to the compiler, and costs
+without a price, such as cache misses. A candidate is rejected, with a message, if it uses CUDA C++ or custom operators,
+or if it reads values back to the host.
 """
 
 if __name__ == "__main__":
@@ -83,7 +84,7 @@ from command.files import user_error
 from command.process import UserError, run_command
 from tasks import load_task
 
-PRECISE = 0.2  # seconds of timing (Settings.measure) in bench.py, which reports the interval around a speedup
+PRECISE_SECONDS = 0.2  # seconds of timing (Settings.measure) in bench.py, which reports the interval around a speedup
 JSON_FIELDS = ("compiled correct speedup coverage clock reference_ms candidate_ms rejected error bandwidth "
                "arithmetic").split()  # the last two: shares of the roofline, see Verdict
 

@@ -35,15 +35,15 @@ the same: these values are ours, and teach a tiny model faster.
 The released checkpoints were trained with their own chat template. To train with it, save it as a file and pass it as
 --chat-template. results/faithful.md says where it is, and how the release's gradient differs.
 
-How this differs from the paper: a program that knows twelve techniques writes the examples, not a large model, so the
-cold start runs offline. --data uses the paper's released rows instead. synthetic/tiny.py makes the tiny model's
-tokenizer and random weights.
+This differs from the paper: a program that knows twelve techniques writes the examples, not a large model. So the cold
+start runs offline. --data uses the paper's released rows instead. synthetic/tiny.py makes the tiny model's tokenizer
+and random weights.
 
-In --out it leaves the model with its tokenizer, a skill library, and sft.json: options, number of examples and tokens,
-seconds of training (since --resume), history of the loss. With the built-in examples the library holds five seed
-skills, so RL has to find the other techniques. With --data or --from-rollouts it is the library of --model. Every five
-minutes training.pt is written: weights, optimiser, number of the next step, options. --resume makes the same examples
-again and continues from there.
+In --out it leaves the model with its tokenizer, a skill library, and sft.json. The latter holds the options, the number
+of examples and tokens, the seconds of training (since --resume) and the history of the loss. With the built-in examples
+the library holds five seed skills, so RL has to find the other techniques. With --data or --from-rollouts it is the
+library of --model. Every five minutes the state of the training is saved as training.pt. --resume makes the same
+examples again and continues from there.
 """
 
 if __name__ == "__main__":
@@ -65,12 +65,12 @@ from typing import ClassVar
 from command.options import check_together, complete, flag, option, parse, parse_early
 
 # Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). The table above has its other values.
-PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
+RELEASE = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
 
 
 @dataclass
 class Options:
-    """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
+    """The command line. Defaults are for the built-in cold start; see RELEASE for those of a pretrained model."""
 
     GROUPS: ClassVar = {"out": "the run", "model": "what is trained, and on what", "epochs": "training"}
 
@@ -87,7 +87,7 @@ class Options:
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
-    executed: int = option(2_000, "problems that are solved over several turns and run in the sandbox, of either kind")
+    executed: int = option(2_000, "problems, and lessons, that are solved over several turns in the sandbox")
     redundant: int = option(170_000, "examples about redundant operators (synthetic/lessons.py)")
     lessons: int = option(640_000, "short lessons about them, which are learnt first, once")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
@@ -123,7 +123,7 @@ def read_options(argv) -> Options:
     """The options of a command line. Raises UserError for options that cannot be, or that do not go together."""
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | parse(Options, argv, __doc__.split("\n")[0])
     check_together(given, CONTRADICTIONS)
-    options = complete(Options, PAPER | given if given.get("model") else given)
+    options = complete(Options, RELEASE | given if given.get("model") else given)
     check_device(options.device)
     if not options.out:
         raise UserError("--out is required")
@@ -145,8 +145,10 @@ def built_in_examples(options) -> list[Example]:
     feedback, so their kernels are run in it, without a GPU. That takes far longer, so there are fewer of them, and each
     counts several times.
     """
-    written = write_examples(0, options.problems, False, options.processes, "single turns and selections")
-    executed = write_examples(500_000_000, options.executed, True, options.processes, "trajectories")
+    written = write_examples(0, options.problems, execute=False, processes=options.processes,
+                             title="single turns and selections")
+    executed = write_examples(500_000_000, options.executed, execute=True, processes=options.processes,
+                              title="trajectories")
     examples = written + executed
     if options.diversity_filter:
         examples = diversity_filter(examples, random.Random(options.seed))
@@ -164,7 +166,7 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
         of one kind, with the same skills as their answer             per_share * max(N / A, 50)
         of one kind, of the same operator family                      per_share * N / F
 
-    N: examples of that kind; A: distinct answers among them; F: operator families of all examples.
+    N is the number of examples of that kind, A of distinct answers among them, F of operator families in all examples.
     """
     order = list(examples)
     rng.shuffle(order)
@@ -190,7 +192,7 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Tokens. Each reply is learnt in its whole conversation, as the rollouts of RL will show it to the model. An encoded
-# example is a pair of arrays (chat/rows.py): token ids (L,), int32, and a mask (L,), True on what is learnt.
+# example (chat/rows.py) is a pair of arrays of length L: int32 token ids, and a mask that is True on what is learnt.
 
 
 def encode_examples(tokenizer, examples) -> list:
@@ -219,8 +221,8 @@ def load_data(options, chat) -> tuple:
     messages = itertools.chain.from_iterable(e.messages for e in shown)
     texts = [message["content"] for message in messages]
     tokenizer = chat.tokenizer if chat else train_tokenizer(texts, vocabulary=2048)
-    data = in_processes(functools.partial(encode_examples, tokenizer), examples, 500, options.processes,
-                        torch.set_num_threads, (1,), "tokens")
+    data = in_processes(functools.partial(encode_examples, tokenizer), examples, size=500, processes=options.processes,
+                        start=torch.set_num_threads, arguments=(1,), title="tokens")
     lessons = write_lessons(tokenizer, 0, options.lessons, options.processes, brief=True)
     data += write_lessons(tokenizer, 100_000_000, options.redundant, options.processes)
     data += REPEAT_EXECUTED * write_lessons(tokenizer, 200_000_000, options.executed, options.processes, execute=True)

@@ -26,7 +26,7 @@ from policy import SPEEDUP_CAP, Trajectory, Turn, mean, policy_messages, rollout
 from skills import Skill
 from tasks import Task
 
-MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content; we accept 25 % more
+MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content. We accept 25 % more.
 # Why a proposal was rejected, in the order of the checks; metrics and curves use these words.
 REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "not correct", "too slow")
 
@@ -136,8 +136,9 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
 def read_proposals(call, known=frozenset(), count_tokens=len) -> list[Proposal]:
     """The proposals in a sampled call's arguments. Never raises: a rejected proposal has its reason.
 
-    call: any dict, since the model wrote it; None if the reply has no call. known: keys of the library's skills, see
-    `identity`. count_tokens(text): its length in tokens.
+    call            any dict, since the model wrote it; None if the reply has no call
+    known           keys (`identity`) of the library's skills
+    count_tokens    count_tokens(text) is the length of a text in tokens
 
     >>> [p.rejected for p in read_proposals(None)]
     ['no tool call']
@@ -257,8 +258,8 @@ def best_skill(summaries) -> Proposal | None:
 def summary_reward(summary, verified=True) -> float:
     """G_sum = max over passing proposals p of min(v_p, 6), or 0 if none passed. v_p: speedup of p's verification.
 
-    (Paper: the speedup that its best verified skill reached.) Without verification (ablation) G_sum is 1 if there is a
-    well-formed proposal, else 0.
+    The paper calls it the speedup that its best verified skill reached. Without verification (ablation) G_sum is 1 if
+    there is a well-formed proposal, else 0.
     """
     speedups = [proposal.skill.verify_speedup for proposal in summary.proposals if not proposal.rejected]
     if not verified:

@@ -67,7 +67,7 @@ from command.options import check_name, check_together, complete, option, parse,
 
 @dataclass
 class Options:
-    """The command line. `prepare` chooses most values that are None."""
+    """The command line. `start` chooses most values that are None."""
 
     GROUPS: ClassVar = {"level": "which problems, and what the prompts hold", "samples": "how much the model may try",
                         "tolerance": "what counts as correct, and as fast",
@@ -242,7 +242,7 @@ def problem_figures(samples) -> dict:
 # ----------------------------------------------------------------------------------------------------------------------
 # The run
 
-def prepare(options) -> tuple:
+def start(options) -> tuple:
     """Check the options, load what they name, and fill in what depends on it.
 
     Returns (tasks, model, library, config). library: None injects no skills. config: every option that changes a
@@ -415,7 +415,7 @@ def main(argv=None) -> int:
     check_together(given, CONTRADICTIONS)
     given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
     options = complete(Options, given, size=int(given["device"] == "cuda"))
-    tasks, model, library, config = prepare(options)
+    tasks, model, library, config = start(options)
     folder = Path(options.out or f"runs/bench_level{options.level}")
     parts = [(folder, library, config)]
     if options.both:

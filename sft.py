@@ -65,12 +65,12 @@ from typing import ClassVar
 from command.options import check_together, complete, flag, option, parse, parse_early
 
 # Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). The table above has its other values.
-RELEASE = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
+PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
 
 
 @dataclass
 class Options:
-    """The command line. Defaults are for the built-in cold start; see RELEASE for those of a pretrained model."""
+    """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
 
     GROUPS: ClassVar = {"out": "the run", "model": "what is trained, and on what", "epochs": "training"}
 
@@ -123,7 +123,7 @@ def read_options(argv) -> Options:
     """The options of a command line. Raises UserError for options that cannot be, or that do not go together."""
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | parse(Options, argv, __doc__.split("\n")[0])
     check_together(given, CONTRADICTIONS)
-    options = complete(Options, RELEASE | given if given.get("model") else given)
+    options = complete(Options, PAPER | given if given.get("model") else given)
     check_device(options.device)
     if not options.out:
         raise UserError("--out is required")

@@ -1,10 +1,10 @@
-"""From rewards to advantages and to the loss: the paper's formulas, then the rows that a training step is made of.
+"""From rewards to advantages and to the loss: the paper's formulas, then the rows of a training step's loss.
 
-The first part is functions of plain numbers and tensors, each with its formula and an example that a test runs:
+The first part holds functions of plain numbers and tensors. Each has its formula and an example that a test runs:
 
     returns_to_go        G_t = r_t + gamma G_{t+1}
-    leave_one_out        A_i = G_i - mean of the other G_j                       paper: TRLOO
-    policy_advantages    leave-one-out within each turn of a task                paper: turn-level REINFORCE
+    leave_one_out        A_i = G_i - mean of the other G_j                       paper: leave-one-out baseline
+    policy_advantages    leave-one-out among a task's turns of the same number   paper: turn-level REINFORCE (TRLOO)
     cross_scheme         A <- A / mean |A| of the task                           paper: cross-scheme advantages
     prs_probability      of keeping a correct turn, by its coverage              paper: profiling-based rejection (PRS)
     mismatched           do sampler and trainer disagree on a reply?             paper: mismatch rejection (MRS)
@@ -12,11 +12,13 @@ The first part is functions of plain numbers and tensors, each with its formula 
 
 The second part, `credit`, applies them to what a step has done and returns the rows of its loss.
 
-Why leave-one-out, and not GRPO's mean: a baseline that holds the sample itself shrinks the gradient by (m - 1) / m, so
-small groups would weigh less. There is no critic and no KL term.
+Why leave-one-out, and not GRPO's mean: a baseline that includes the sample itself shrinks its advantage by (m - 1) / m,
+so small groups would weigh less. (For groups of equal size cross_scheme takes this factor out again.) There is no
+critic and no KL term.
 
-Symbols: i is a rollout and t its turn; r reward, G return, A advantage. A group has m members, a turn n tokens, a
-micro-batch M tokens. rho is the trainer's probability of a token divided by the sampler's.
+Symbols, in this file: i is a rollout and t its turn; r reward, G return, A advantage. A group has m members and a turn
+n_it tokens. A micro-batch has M tokens; l_n is the loss of its token n, and rho_n the trainer's probability of that
+token divided by the sampler's.
 """
 
 import math
@@ -27,8 +29,8 @@ from dataclasses import dataclass
 import torch
 
 DUAL_CLIP = 3.0  # dual clip: for A < 0 a token's loss is at most 3 |A|, however large its ratio has become
-DIVISOR_FLOOR = 0.05  # of cross-scheme advantages: a measured speedup scatters by a few percent, which is no signal
-MRS_BAND = 1e-3  # a rollout's geometric mean of rho may be this far from 1
+DIVISOR_FLOOR = 0.05  # least divisor of cross_scheme: timing noise of a few percent must not become an advantage
+MRS_BAND = 1e-3  # most that g, a rollout's geometric mean of rho, may differ from 1
 MRS_LEAST = 1e-4  # the least rho that a token may have
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -50,7 +52,7 @@ def returns_to_go(rewards, gamma) -> list[float]:
 def leave_one_out(returns) -> list[float]:
     """A_i = G_i - sum_{j != i} G_j / (m - 1) of a group of m returns (paper: TRLOO).
 
-    A group of one has nothing to be compared with, and keeps A = G: a task's only rollout still learns from a success.
+    A group of one has nothing to be compared with. Its advantage is the return itself, so it still learns from success.
 
     >>> leave_one_out([1, 0, 0])
     [1.0, -0.5, -0.5]
@@ -64,7 +66,7 @@ def leave_one_out(returns) -> list[float]:
 
 
 def group_mean(returns) -> list[float]:
-    """A_i = G_i - mean(G): the sample itself is in the baseline (an ablation).
+    """A_i = G_i - mean(G): the baseline includes the sample itself (an ablation).
 
     >>> group_mean([3, 0, 0])
     [2.0, -1.0, -1.0]
@@ -84,10 +86,10 @@ def same_turn(turn) -> int:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a return is compared with. recipes.py enters another one."""
+    """What a return is compared with. recipes.py adds another one to BASELINES."""
 
-    subtract: Callable  # the returns of a group -> their advantages
-    group: Callable = same_turn  # the number of a turn -> its group among the turns of a task
+    subtract: Callable  # subtract(returns of a group) gives their advantages
+    group: Callable = same_turn  # group(t) names the group of a task's turns t
 
 
 BASELINES = {"leave-one-out": Baseline(leave_one_out), "group-mean": Baseline(group_mean)}
@@ -98,10 +100,10 @@ BASELINES = {"leave-one-out": Baseline(leave_one_out), "group-mean": Baseline(gr
 
 
 def policy_advantages(returns, members, baseline=BASELINES["leave-one-out"]) -> list[list]:
-    """TRLOO: turn t of a rollout is compared with turn t of all rollouts of the same task, whatever their scheme.
+    """Advantages of a task's turns. By default turn t is compared with turn t of all rollouts, whatever their scheme.
 
     returns[i][t], members[i][t]: of turn t of rollout i; rollouts may have different lengths. Returns A_it in the same
-    shape. A turn that is no member (a void turn) gets None.
+    shape; a turn that is no member (a void turn) gets None. This default is the paper's TRLOO.
 
     >>> policy_advantages([[4, 2], [1, 0], [1]], [[True, True], [True, True], [True]])
     [[3.0, 2.0], [-1.5, -2.0], [-1.5]]
@@ -121,15 +123,15 @@ def policy_advantages(returns, members, baseline=BASELINES["leave-one-out"]) -> 
 def cross_scheme(advantages, tokens) -> list[list]:
     """A_it <- A_it / max(sum_it n_it |A_it| / sum_it n_it, 0.05) (paper: cross-scheme advantages).
 
-    One divisor for the turns of all schemes of a task. tokens[i][t]: n_it, the tokens that the loss will see; 0 where a
-    filter masks the turn. Without the floor, timing noise would become full advantages.
+    The divisor is the mean |A| of a task's turns, over all schemes, weighted by tokens, and at least 0.05. Without this
+    floor timing noise would become full advantages. tokens[i][t] is n_it, or 0 for a masked turn.
 
     >>> cross_scheme([[3.0], [-1.0], [None]], [[10], [10], [10]])
     [[1.5], [-0.5], [None]]
     """
     total = 0
     weighted = 0.0
-    for t in range(max(map(len, advantages), default=0)):  # turn by turn
+    for t in range(max(map(len, advantages), default=0)):  # sums turn by turn: another order may round otherwise
         for row, counts in zip(advantages, tokens):
             if t < len(row) and row[t] is not None:
                 total += counts[t]
@@ -148,7 +150,7 @@ def cross_scheme(advantages, tokens) -> list[list]:
 
 
 def varies(rewards, min_std) -> bool:
-    """Can a group teach? It is one reward alone, or sqrt(sum_i (r_i - mean(r))^2 / (m - 1)) >= min_std of its m.
+    """Is the standard deviation of m rewards, sqrt(sum_i (r_i - mean(r))^2 / (m - 1)), at least min_std? True if m = 1.
 
     >>> varies([1.0, 1.0], 1e-3), varies([1.0, 0.0], 1e-3)
     (False, True)
@@ -159,7 +161,8 @@ def varies(rewards, min_std) -> bool:
 def prs_probability(coverage) -> float:
     """p = clip((coverage - 0.3) / 0.1, 0, 1): a correct turn is kept with this probability (PRS).
 
-    A correct turn whose kernels do little of the work would teach laziness. Incorrect turns are always kept.
+    coverage: share of the time spent in the candidate's own kernels (sandbox.py). If it is low, PyTorch does the work,
+    and training on the turn would teach that. Incorrect turns are always kept.
 
     >>> [round(prs_probability(coverage), 3) for coverage in (0.3, 0.35, 0.9)]
     [0.0, 0.5, 1.0]
@@ -170,12 +173,13 @@ def prs_probability(coverage) -> float:
 def mismatched(drifts) -> list[bool]:
     """For each reply of one rollout: do sampler and trainer disagree on it (MRS)?
 
-    drifts: for each reply a tensor (n,) of log rho, the trainer's log-probabilities minus the sampler's.
+    drifts: for each reply a tensor (n_it,) of log rho, the trainer's log-probabilities minus the sampler's. They are
+    those of replies that are trained on. Masked replies, and those with an advantage of 0, are not among them.
 
-        g = exp(mean of log rho over all tokens of the rollout)
-        all replies are mismatched unless 0.999 <= g <= 1.001, and one alone where its least rho is under 1e-4
+        g = exp(mean of log rho over all tokens of drifts)
+        all replies are rejected unless 0.999 <= g <= 1.001; a single one is rejected if a token has rho < 1e-4
 
-    A Selection's or Summary's reply is a rollout of its own.
+    A reply of Selection or Summary counts as a rollout with one reply.
 
     >>> mismatched([torch.zeros(3), torch.tensor([-9.5, 9.5])])
     [False, True]
@@ -195,8 +199,8 @@ def clipped_loss(new, old, advantage, low, high):
         rho_n = exp(new_n - old_n),  l_n = -min(rho_n A_n, clip(rho_n, 1 - low, 1 + high) A_n)
         where A_n < 0: l_n <- min(l_n, -3 A_n)
 
-    new (trainer's log-probabilities, with gradients), old (sampler's), advantage: (M,). A step makes one update, so
-    rho is 1 up to rounding and the gradient is that of -A log pi(reply); the clip only guards.
+    new (trainer's log-probabilities, with gradients), old (sampler's), advantage: (M,). A step makes one update. In
+    exact arithmetic rho is then 1, and the gradient is that of -A log pi(reply). Clip and MRS limit what rounding does.
 
     >>> clipped_loss(torch.tensor([0.5]), torch.zeros(1), torch.tensor([2.0]), low=0.2, high=0.28)  # rho = 1.65
     tensor(-2.5600)
@@ -206,8 +210,8 @@ def clipped_loss(new, old, advantage, low, high):
     return torch.where(advantage < 0, loss.minimum(-DUAL_CLIP * advantage), loss).sum()
 
 
-# Name -> function of the loss's rows -> R, which divides the sum over their tokens. "reply": the loss is a mean over
-# replies, each of them a sum over its tokens. recipes.py enters another one.
+# Name -> function of the loss's rows. It returns R, which divides the sum of the loss over all of their tokens. With
+# "reply" R is the number of rows, so the loss is a mean over replies. recipes.py adds another one.
 LOSS_MEANS = {"reply": len}
 
 
@@ -222,39 +226,39 @@ class Row:
     role: str  # "policy", "selection" or "summary"
     completion: object  # a Completion: prompt, tokens and the sampler's log-probabilities
     advantage: float  # A, times the weight of the role
-    masked: str | None = None  # why it has no loss although it counts in the mean: "prs", or "mrs" (found by update)
+    masked: str | None = None  # why it has no loss, although it counts in R: "prs", or "mrs" (set by update)
 
 
 def credit(episodes, options, generator) -> list[list[Row]]:
-    """Fill in every advantage and return the rows of the loss, those of one rollout together.
+    """Fill in every advantage. Returns the rows of the loss, as chains: one rollout's turns, or one other reply.
 
-    A row that PRS masks stays in its group's baseline and in the mean over rows; a void turn is in neither. A task
-    whose rewards do not vary gives no Policy rows; its Selection and Summary rows depend on their own groups.
+    A turn that PRS masks stays in its group's baseline and in R. A void turn is in neither. A task gives Policy rows
+    only if its last turns' rewards vary, and if fewer than B tasks before it had such rewards (see --oversample). Rows
+    of Selection and Summary depend on their own groups only.
     """
-    groups = []
+    chains = []
     kept_tasks = 0
     for episode in episodes:
-        # Last turns alone are compared. So a task that every rollout solves and then breaks in a void last turn (its
-        # reward is 0) is not trained on.
+        # Only last turns decide. A void turn has reward 0, so a task in which all rollouts end with one is skipped.
         last_rewards = [trajectory.turns[-1].reward for trajectory in episode.trajectories]
         kept = kept_tasks < options.batch and varies(last_rewards, options.min_std)
         if kept:
             kept_tasks += 1
         mask_turns(episode.trajectories, kept, options.prs, generator)
-        groups += policy_rows(episode.trajectories, options)
+        chains += policy_rows(episode.trajectories, options)
         answered = [selection for selection in episode.selections if selection.completion]
-        groups += answer_rows("selection", answered, options.selection_weight, options.freeze_selection, options)
-        groups += answer_rows("summary", episode.summaries, options.summary_weight, options.freeze_summary, options)
-    return groups
+        chains += answer_rows("selection", answered, options.selection_weight, options.freeze_selection, options)
+        chains += answer_rows("summary", episode.summaries, options.summary_weight, options.freeze_summary, options)
+    return chains
 
 
 def mask_turns(trajectories, kept, prs, generator):
-    """Note on every turn why it has no loss. kept: is the task trained on? Void turns have been noted with the rewards.
+    """Note on every turn why it has no loss. kept: is the task trained on? policy.reward_turns has noted void turns.
     """
     turns = []
     for trajectory in trajectories:
         turns += trajectory.turns
-    # One draw for each turn, needed or not, so that no option shifts the generator, and all ranks agree.
+    # Always draw once for each turn. So no option changes later random numbers, and all ranks draw the same ones.
     draws = torch.rand(len(turns), generator=generator, device=generator.device).tolist()
     for turn, draw in zip(turns, draws):
         rejected = prs and turn.verdict.correct and draw >= prs_probability(turn.verdict.coverage or 0.0)
@@ -266,7 +270,7 @@ def mask_turns(trajectories, kept, prs, generator):
 
 def policy_rows(trajectories, options) -> list[list[Row]]:
     """Fill in the advantages of one task's turns. Returns their rows, a list for each rollout that has any."""
-    returns, members, tokens, groups = [], [], [], []
+    returns, members, tokens, chains = [], [], [], []
     for trajectory in trajectories:
         returns.append(returns_to_go([turn.reward for turn in trajectory.turns], options.gamma))
         members.append([turn.masked != "void" for turn in trajectory.turns])
@@ -278,26 +282,26 @@ def policy_rows(trajectories, options) -> list[list[Row]]:
         rows = []
         for turn, advantage in zip(trajectory.turns, values):
             turn.advantage = advantage
-            # no row: a prompt that was too long to be answered, a void turn, a task that is not trained on
+            # There is no row for a prompt that was too long to be answered, a void turn, or a task that is skipped.
             if turn.completion.token_ids and turn.masked not in ("void", "group"):
                 rows.append(Row("policy", turn.completion, advantage, turn.masked))
         if rows:
-            groups.append(rows)
-    return groups
+            chains.append(rows)
+    return chains
 
 
 def answer_rows(role, answers, weight, frozen, options) -> list[list[Row]]:
     """Fill in the advantages of one task's answers of Selection or Summary. Returns their rows, each in a list.
 
-    frozen (ablation): the role is not trained, so that there are no rows.
+    frozen (ablation): the role is not trained and has no rows. A row's advantage is multiplied by `weight`.
     """
     if not answers:
         return []
     returns = [answer.reward for answer in answers]
     varied = varies(returns, options.min_std)
-    groups = []
+    chains = []
     for answer, advantage in zip(answers, BASELINES[options.baseline].subtract(returns)):
         answer.advantage = advantage if varied else 0.0
         if not frozen:
-            groups.append([Row(role, answer.completion, weight * answer.advantage)])
-    return groups
+            chains.append([Row(role, answer.completion, weight * answer.advantage)])
+    return chains

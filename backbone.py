@@ -1,29 +1,26 @@
 """One Hugging Face causal LM that plays three roles: how a prompt becomes tokens, how a reply is sampled and rescored.
 
-The roles (paper: Selection, Policy, Summary) differ only in their system prompt and in the tool that they may call; the
-weights are shared. The messages of each role are built in selector.py, policy.py and summarizer.py.
+The roles (paper: Selection, Policy, Summary) share the weights. They differ in their prompts, their limits on length,
+and the tool that a reply calls (the Policy has none). selector.py, policy.py and summarizer.py build the messages.
 
-    messages --chat_ids--> prompt_ids --sampler.write--> Completion --tool_call--> arguments of a call
-                               ^             |               |
-                               |             '-- fast/engine.py: one token of every open reply at a time
-                               '---------- next_ids ---------'   the next turn's prompt: all these tokens, then feedback
+    call             takes                          returns
+    chat_ids         messages, tool                 token ids of the prompt
+    sampler.write    prompts                        a Completion for each: the reply's tokens, log-probabilities, text
+    next_ids         the Completion, messages       the next turn's prompt: all tokens so far, then the feedback
+    tool_call        the reply's text, a tool       the arguments of the call, or None
+    logprobs         (prompt_ids, token_ids)        log pi(token | tokens before it), with gradients, for the update
 
-    (prompt_ids, token_ids) --logprobs--> log pi(token | tokens before it), with gradients, for the update
-
-`Backbone` inherits from `Chat` (chat/template.py), which has the tokenizer and the model's own chat template:
-
-    encode(text)                     token ids of a text
-    chat_ids(messages, tool)         token ids of the prompt that the messages are
-    next_ids(completion, messages)   those of the next turn's prompt, which extends the last prompt and reply
-    tool_call(text, name)            the arguments of a call in a reply, or None
+`Backbone` inherits from `Chat` (chat/template.py), which has the tokenizer and the model's own chat template. Chat
+defines chat_ids, next_ids and tool_call. It also has `encode(text)`, which returns token ids, and `end`, the tokens
+that end a message.
 
 Sampling (fast/engine.py): a prompt's keys and values are computed once. Then each step feeds the last token of every
 open reply through the model and divides its logits by the temperature. It draws the next token from their softmax and
-keeps its log-probability. (With a top_p below 1 it draws from the likeliest tokens only, at temperature 0 it takes the
-likeliest.) A reply ends with a stop token or at its limit. The trainer computes the same log-probabilities again, so
-their ratio rho begins at 1 up to rounding.
+keeps its log-probability. With top_p below 1 it draws from the likeliest tokens only; at temperature 0 it takes the
+likeliest one. A reply ends with a stop token or at its limit. The trainer computes the same log-probabilities again, so
+the ratio rho of their probabilities is 1 up to rounding.
 
-In comments: B sequences in a batch, L their padded length, N tokens that are scored, V the vocabulary.
+In this file's comments: B sequences in a batch, L their padded length, N tokens that are scored, V the vocabulary.
 """
 
 import contextlib
@@ -49,15 +46,12 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load re
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are sampled (paper: temperature 1.0 in training; 0 is greedy, as in verification).
-
-    A caller of the engine passes one object instead of four numbers.
-    """
+    """How replies are sampled (paper: temperature 1.0 in training; 0 is greedy, as in verification)."""
 
     max_new_tokens: int  # a reply that is longer is cut off
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # draw only from the likeliest tokens that together have this probability (evaluation: 0.95)
-    max_prompt_tokens: int | None = None  # the caller shortens or gives up a longer prompt; None: no limit
+    max_prompt_tokens: int | None = None  # the caller must shorten or drop a longer prompt; None: no limit
 
 
 def check_device(device):
@@ -67,7 +61,7 @@ def check_device(device):
 
 
 class Backbone(Chat):
-    """The model, its tokenizer and what all three roles do with them. See the picture above."""
+    """The model, its tokenizer and what all three roles do with them. See the table above."""
 
     def __init__(self, model, tokenizer):
         """model: a causal LM of transformers in eval mode; fast/attention.py lists the architectures."""
@@ -77,14 +71,15 @@ class Backbone(Chat):
         size = sum(p.numel() for p in model.parameters())
         self.large = size >= 1e9  # then the paper's sizes are the defaults
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 32768  # tokens
+        # A reply ends with a stop token of the tokenizer, the chat template or the model's configuration.
         stops = {tokenizer.eos_token_id}
         if getattr(tokenizer, "chat_template", None):
             stops |= set(self.end[-1:])
-        for config in (model.generation_config, model.config.get_text_config()):  # some models have several
+        for config in (model.generation_config, model.config.get_text_config()):
             ids = getattr(config, "eos_token_id", None)
-            stops |= set(ids if isinstance(ids, list) else [ids])
+            stops |= set(ids if isinstance(ids, list) else [ids])  # some configurations name several
         self.stop_ids = sorted(stops - {None})
-        self.recompute = size >= RECOMPUTED  # does the backward pass of logprobs compute the layers again?
+        self.recompute = size >= RECOMPUTED  # large: the backward pass computes activations again, to save memory
         # Hidden states (N, width) to logits (N, V) in float32. Sampler and trainer share it: the ratio of their
         # probabilities must begin at 1.
         self._head = functools.partial(head_logits, model)
@@ -105,6 +100,7 @@ class Backbone(Chat):
         dtype defaults to float32 below a billion parameters and to bfloat16 above. template: a chat template in place
         of the tokenizer's own.
         """
+        # What exists, or looks like a folder of ours, is never looked up on the hub.
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
             raise UserError(f"{path}: no such model folder")
@@ -119,7 +115,7 @@ class Backbone(Chat):
                 path, dtype=dtype, attn_implementation=attention_kind(config), output_loading_info=True)
             if found["missing_keys"]:  # transformers would leave them random
                 raise ValueError(f"no weights for {', '.join(sorted(found['missing_keys']))}")
-        except Exception as error:  # for a bad folder or hub id transformers and what is below it raise any type
+        except Exception as error:  # transformers may raise any type for a bad folder or hub id
             what = "cannot load the model" if looks_local else (
                 "no such folder, and the hub cannot give it; without a network, download it and pass its folder")
             reason = str(error).strip().split("\n")[0][:200]
@@ -132,7 +128,7 @@ class Backbone(Chat):
     def save(self, folder):
         """Write weights, config and tokenizer as a plain Hugging Face model folder."""
         if len(self.stop_ids) > 1:
-            self.model.generation_config.eos_token_id = self.stop_ids  # whoever samples from it stops where we do
+            self.model.generation_config.eos_token_id = self.stop_ids  # other programs then stop where we do
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -140,15 +136,15 @@ class Backbone(Chat):
 
     @contextlib.contextmanager
     def sampler(self, sampling, generator=None):
-        """A session of the engine: one at a time, in which the weights must not change.
+        """Open the engine for sampling. Only one sampler may be open, and the weights must not change meanwhile.
 
             with model.sampler(Sampling(max_new_tokens=100)) as sampler:
                 for key, completion in sampler.write({key: prompt_ids, ...}): ...     as each reply ends
                 for key, completion in sampler.write({key: next_ids, ...}): ...       the next turns
 
-        Replies end with a stop token, or without one after max_new_tokens. generator: a torch.Generator; the same state
-        of it and the same order of calls give the same replies. A Completion's log-probabilities are those of the whole
-        distribution at the temperature, also with top_p below 1.
+        Replies end with a stop token, or without one after max_new_tokens. generator: a torch.Generator; an equal state
+        and an equal order of calls give equal replies. A Completion's log-probabilities take the temperature into
+        account, and ignore top_p.
         """
         self.engine.start(sampling, generator)
         try:
@@ -159,6 +155,8 @@ class Backbone(Chat):
     def _completion(self, request) -> Completion:
         prompt, tokens = list(request.prompt), request.tokens
         finished = tokens[-1] in self.stop_ids
+        # The prompt may have opened a thought. If the reply was cut off, its text begins with that `<think>`, so that a
+        # reader drops code in an unfinished thought (chat.template.Chat.opened).
         text = self.tokenizer.decode(tokens[:-1]) if finished else self.opened(prompt) + self.tokenizer.decode(tokens)
         return Completion(prompt, tokens, request.logprobs, text, finished)
 
@@ -178,11 +176,10 @@ class Backbone(Chat):
         """Log-probabilities of given replies, with gradients: the trainer's view of what was sampled.
 
         rows: [(prompt_ids, token_ids), ...]; temperature: at which the replies were sampled. Returns one float32 tensor
-        (len(token_ids),) per row. All rows run as one padded batch; the caller chooses how many fit. A row whose prompt
-        extends another row's prompt + reply (a later turn of the same rollout) rides along in one sequence with it,
-        since a causal model gives the same values.
+        (len(token_ids),) per row. All rows run as one padded batch; the caller chooses how many fit. A rollout's turns
+        share one sequence if each prompt extends the turn before. A causal model gives the same values.
         """
-        sequences, home = [], {}  # home[i] = index of the sequence that contains row i
+        sequences, home = [], {}  # home[i] = index of the sequence that begins with row i
         for i in sorted(range(len(rows)), key=lambda i: -len(rows[i][0])):  # later turns contain earlier ones
             whole = list(rows[i][0]) + list(rows[i][1])
             home[i] = next((s for s, other in enumerate(sequences) if other[:len(whole)] == whole), len(sequences))
@@ -198,7 +195,7 @@ class Backbone(Chat):
         recompute = self.recompute and torch.is_grad_enabled()
         if recompute:
             recompute_layers(self.model)
-        self.model.train(recompute)  # transformers computes the layers again in training mode only
+        self.model.train(recompute)  # only because transformers recomputes layers in training mode alone
         logprobs = token_logprobs(self.model, self._head, ids.to(self.device), positions, targets, temperature)  # (N,)
         self.model.eval()
         return list(logprobs.split([len(reply) for _, reply in rows]))

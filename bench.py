@@ -5,48 +5,48 @@
     python bench.py --level 1 --both            without skills, then with them (the paper's two validations)
 
 The paper's evaluation: one greedy selection for each task, its skills injected into the prompt, T = 3 turns, 8 samples
-a task. Every figure is a share of *all* problems asked for; a problem that cannot be used counts as failed, with the
-reason. (A share of the solved problems alone would rise when a model fails on the hard ones.)
+a task. `correct` and Fast_p are shares of *all* samples, N in number, of all problems. The samples of a problem that
+cannot be used count as failed. (A share of solved problems alone would rise when a model fails on the hard ones.)
 
     correct         share of samples with a correct turn: every output within --tolerance (relative to its size) of the
                     reference's. 1e-4 is KernelBench's; papers before 2026 used 1e-2, at which a kernel that computes in
                     half precision can pass as correct
-    Fast_p          (1/N) sum_i 1[correct_i and speedup_i > p]: is a kernel worth using, does it halve the time?
-    geometric mean  of the speedups of the correct samples' best turns; it leaves failed samples out, so read it
-                    together with `correct`
+    Fast_p          (1/N) sum_i 1[correct_i and speedup_i > p]. Fast_1: faster than PyTorch; Fast_2: over twice as fast
+    geometric mean  of the correct samples' speedups, always by the standard rule. It leaves failed samples out, so read
+                    it together with `correct`
 
-Two ways of counting, each a mean over the samples of all problems (pass@1):
+Two ways of counting:
 
     best turn       a sample counts by its best turn
-    last turn       a sample counts by its T-th turn alone (Dr. Kernel)
+    last turn       a sample counts by its last turn: the T-th, unless the sample ended earlier (Dr. Kernel)
 
-Two rules for a win, because the standard one rewards doing nothing:
+Two rules for a win, because by the standard rule unchanged PyTorch code can win:
 
-    standard   KernelBench's: the speedup's estimate is above p. An unchanged torch call, timed twice, is about 1 %
+    standard   KernelBench's: the estimated speedup is above p. An unchanged torch call, timed twice, is about 1 %
                faster or slower than the reference, so about half of such answers count for Fast_1.
-    strict     the kernel is the candidate's own and does work (coverage above 0), and the *lower end* of the speedup's
-               95 % interval is above p. An unchanged torch call never wins.
+    strict     the candidate's own kernels do work (coverage above 0), and the *lower end* of the speedup's 95 %
+               interval is above p. An unchanged torch call never wins.
 
 So there are four rows of figures: two ways of counting, each by two rules. The reference that a kernel is compared
 with is eager PyTorch, or with `--baseline compile` torch.compile (GPU only). Speedups are measured on a GPU and
 modelled without one. Results of the two are never in one folder, because the device is part of its configuration.
 
-`--strategy` sets what an attempt sees of the earlier ones. The paper's sequential scaling is `--turns 14`: 5 turns, and
-9 iterations more. To compare strategies, run `bench.py --strategy NAME --tokens N --out DIR` for each of them.
+`--strategy` sets which earlier attempts an attempt sees. The paper's sequential scaling, 5 turns and 9 more, is
+`--turns 14`. To compare strategies at equal cost, give each run the same --tokens, the budget of a sample.
 
 Files in --out:
 
-    config.json       every option that changes a result. Another configuration in the same folder is refused
+    config.json       every option that changes a result. The folder takes no results of another configuration
     results.jsonl     one line a sample: {"task", "index", "skills", "turns": [{"reply", "verdict", "tokens", ...}]}
-    summary.json      all figures, and what became of each problem; with command, hardware and versions
+    summary.json      all figures, in all and for each problem; command, hardware and versions
     fast_p.png        Fast_p by p
     report.html       all of it in a browser, every reply included
 
-Lines are appended to results.jsonl when all samples of a problem have ended. Killed at any instant, the same command
-goes on with what is missing: it removes what was cut off, and rolls out the problems that lack a sample once more.
+Lines are appended to results.jsonl when all samples of a problem have ended. After a kill the same command continues:
+it removes incomplete lines, and rolls out again the problems that lack a sample.
 
-To change something: a threshold is a number in THRESHOLDS. A strategy is a row of policy.STRATEGIES, as recipes.py
-shows. Another figure is a line at the end of `figures`, and a column in page/levels.py.
+To change something: add a threshold to THRESHOLDS, add a strategy to policy.STRATEGIES as recipes.py does, or add a
+figure at the end of `figures` and in page/levels.py.
 """
 
 if __name__ == "__main__":
@@ -67,7 +67,7 @@ from command.options import check_name, check_together, complete, option, parse,
 
 @dataclass
 class Options:
-    """The command line. `start` fills in what is None."""
+    """The command line. `start` chooses most values that are None."""
 
     GROUPS: ClassVar = {"level": "which problems, and what the prompts hold", "samples": "how much the model may try",
                         "tolerance": "what counts as correct, and as fast",
@@ -80,18 +80,18 @@ class Options:
     model: str = option("checkpoints/tiny", "model folder or hub id")
     server: str = option(None, "ask a model behind this server (vLLM, SGLang, transformers serve)", metavar="URL")
     served_model: str = option(None, "the model there; None: the first that it lists", metavar="NAME")
-    library: str = option(None, "skills of this snapshot; None: those of the model, of a server none", metavar="FILE")
+    library: str = option(None, "skills of this snapshot; None: the model's own; with --server none", metavar="FILE")
     both: bool = option(False, "without skills, then with them: in DIR/no_skills and DIR/skills")
     no_skills: bool = option(False, "ablation: inject no skills")
     bm25_only: bool = option(False, "ablation: inject BM25's first 3 skills, without the Selection role")
     prompts: str = option(None, "file or folder of prompts", metavar="FILE")
     thinking: bool = option(False, "let replies begin with thoughts, where the chat template can forbid them")
-    samples: int = option(8, "samples of a task; one is greedy", above_0=True)
+    samples: int = option(8, "samples of a task; if 1, it is greedy", above_0=True)
     turns: int = option(3, "T: attempts in a sample", above_0=True)
-    strategy: str = option("serial", "what an attempt sees of the earlier ones: a name in policy.STRATEGIES (serial, "
-                           "parallel, judge, evolve); to compare them: a run each, equal --tokens")
-    tokens: int = option(None, "budget of a sample; None: turns x longest reply", above_0=True)
-    tolerance: float = option(1e-4, "of correct outputs; papers before 2026: 1e-2", above_0=True, most=1)
+    strategy: str = option("serial", "which earlier attempts an attempt sees: serial, parallel, judge, evolve or "
+                           "another name in policy.STRATEGIES")
+    tokens: int = option(None, "most tokens of a sample's replies; None: turns x longest reply", above_0=True)
+    tolerance: float = option(1e-4, "relative, of outputs; papers before 2026: 1e-2", above_0=True, most=1)
     device: str = option(None, "cuda measures, cpu models times; None: cuda if it is there", choices=["cpu", "cuda"])
     baseline: str = option("eager", "what to be faster than; compile: torch.compile", choices=["eager", "compile"])
     timeout: float = option(60.0, "seconds for a candidate", above_0=True, most=86_400)
@@ -100,7 +100,7 @@ class Options:
     max_new_tokens: int = option(None, "longest reply; None: a quarter of the context, to 8192", above_0=True)
     max_prompt_tokens: int = option(None, "longest prompt; None: the rest of the context", above_0=True)
     out: str = option(None, "folder of results; None: runs/bench_level<L>", metavar="DIR")
-    seed: int = option(0, "of sampling")
+    seed: int = option(0, "seed of sampling")
     batch: int = option((32, 256, 256), "samples at a time", above_0=True)
 
 
@@ -120,12 +120,12 @@ from command.files import find_path, hold, read_lines, user_error, write_atomica
 from command.process import UserError, run_command
 from command.progress import Progress
 from run import page_if_interrupted, write_page
-from sandbox import PRECISE, Sandbox, Verdict, verdict_from_json
+from sandbox import PRECISE_SECONDS, Sandbox, Verdict, verdict_from_json
 from selector import select
 from skills import SkillLibrary
 from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks, too_large
 
-# A figure's row is one of COUNTED by one of RULES; see above.
+# Each row of figures uses one way of COUNTED and one of RULES; see above.
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0, 3.0)  # the p of Fast_p
 COUNTED = ("best turn", "last turn")
 RULES = ("standard", "strict")
@@ -139,9 +139,9 @@ class Attempt:
 
     reply: str  # everything that the Policy wrote
     verdict: Verdict
-    tokens: int = 0  # sampled for it, those of the strategy's advice included
-    advice: str = ""  # of the strategy, after this attempt
-    repeats: bool = False  # the strategy has refused the kernel, so this attempt was not scored
+    tokens: int = 0  # number of sampled tokens, those of the strategy's advice included
+    advice: str = ""  # the strategy's, after this attempt
+    repeats: bool = False  # the strategy has refused the kernel: this attempt does not count
 
 
 @dataclass
@@ -181,8 +181,8 @@ def is_correct(attempt) -> bool:
 def speed(attempt, rule="standard") -> float:
     """The speedup that a turn is credited with; 0.0 when it is not correct.
 
-    standard: the estimate. strict: the lower end of its 95 % interval (the modelled clock has no spread: the estimate
-    itself), or 0.0 when no kernel of the candidate's own did work.
+    standard: the estimate. strict: the lower end of its 95 % interval, or 0.0 if no kernel of the candidate's own did
+    work. (A modelled time has no spread, so there the lower end is the estimate.)
 
     >>> turn = Attempt("", Verdict(correct=True, speedup=1.3, speedup_low=1.1, coverage=0.0))
     >>> speed(turn), speed(turn, "strict")
@@ -198,7 +198,7 @@ def speed(attempt, rule="standard") -> float:
 def figures(samples, counted, rule) -> dict:
     """One row of figures: correct, Fast_p and the geometric mean. samples: {task: [Sample, ...]}, equally many each.
 
-    s_i is the largest `speed` among the turns of sample i that count, 0 if none is correct (paper: Fast_p):
+    s_i is the largest `speed` of the turns of sample i that count; 0 if none is correct. N samples (paper: Fast_p):
 
         correct = (1/N) sum_i 1[some turn of i is correct]
         Fast_p = (1/N) sum_i 1[s_i > p]
@@ -226,10 +226,9 @@ def all_figures(samples) -> dict:
 
 
 def problem_figures(samples) -> dict:
-    """Of one problem: how many of its samples are correct, the best speedup (standard rule) or 0.0, the share of the
-    roofline that this attempt reaches, and the most common error or "".
+    """Of one problem: number of correct samples, best speedup (standard rule, or 0.0), roofline, commonest error or "".
 
-    The share is the larger of the memory's and the arithmetic's.
+    roofline: the best attempt's share of the GPU's peak memory bandwidth or of its peak arithmetic, the larger one.
     """
     attempts = sum((sample.scored for sample in samples), [])
     errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
@@ -246,11 +245,11 @@ def problem_figures(samples) -> dict:
 def start(options) -> tuple:
     """Check the options, load what they name, and fill in what depends on it.
 
-    Returns (tasks, model, library, config). library: None injects no skills. config: all that changes a result; batch
-    and timeout do, too, since they change random numbers and verdicts. Raises UserError for a model, a checkout or a
-    problem that is not there.
+    Returns (tasks, model, library, config). library: None injects no skills. config: every option that changes a
+    result. Even batch and timeout do, since random numbers and verdicts depend on them. Raises UserError for a model, a
+    checkout or a problem that is not there.
     """
-    # What needs no loading is checked first, so that a slip costs no minutes.
+    # First check what needs no loading, so that a mistake costs no minutes.
     check_device(options.device)
     check_name(Options, "strategy", options.strategy, STRATEGIES)
     least = STRATEGIES[options.strategy].least_turns
@@ -267,21 +266,22 @@ def start(options) -> tuple:
     options.max_prompt_tokens = options.max_prompt_tokens or model.context - options.max_new_tokens
     model.check_lengths(options.max_prompt_tokens, options.max_new_tokens)
     options.tokens = options.tokens or options.turns * options.max_new_tokens
-    # The configuration of the folder: another one in the same folder would mix what cannot be compared.
+    # The configuration of the folder. Results of two configurations cannot be compared, so they must not mix.
     config = asdict(options)
-    for name in ("out", "kernelbench", "server", "both"):  # paths may differ between machines
+    for name in ("out", "kernelbench", "server", "both"):  # paths, and `both`, do not change a result
         del config[name]
     config["source"] = f"{source}, level {options.level}"
     config["checkpoint"] = checkpoint
-    config["problems_in_level"] = len(level)  # so that the report of a part says that it is one
+    config["problems_in_level"] = len(level)  # so that a report of a part of the level says so
     config["problems"] = [task.name for task in tasks]
     return tasks, model, library, config
 
 
 def load(options) -> tuple:
-    """(model, library, name of the checkpoint): the one place that knows where they come from.
+    """(model, library, name of the checkpoint). Only this function knows where they come from.
 
-    `evaluate` calls a model's `chat_ids`, `next_ids`, `sampler` and `sample`. library: None injects no skills.
+    We call a model's `chat_ids`, `next_ids`, `sampler` and `sample`. library: None injects no skills. With --server
+    it sets options.model to the server's name of it.
     """
     folder = find_path(options.model)
     if options.server:
@@ -290,7 +290,7 @@ def load(options) -> tuple:
     else:
         model, library = Backbone.load(folder, options.device), None
         model.thinking = options.thinking
-        checkpoint = folder.resolve().name  # a run's checkpoint/ is a link to another folder after each save
+        checkpoint = folder.resolve().name  # a run's checkpoint/ is a link, to a new folder after each save
     if options.library:
         library = SkillLibrary.load(find_path(options.library))
     elif library is None:
@@ -299,7 +299,7 @@ def load(options) -> tuple:
 
 
 def open_folder(folder, config) -> dict:
-    """Make `folder` that of this configuration, and return what it holds already: {task: all its samples}.
+    """Create the folder, or check its configuration. Returns the complete problems in it: {task: [Sample, ...]}.
 
     Raises UserError when it holds another configuration's results.
     """
@@ -340,8 +340,8 @@ def too_large_samples(tasks, options) -> dict:
 def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
     """Roll out every task that is not in `done`, and append its samples to `path`. Returns {task: [Sample, ...]}.
 
-    done: see open_folder; new samples are added to it. A line tells of each task that is complete. With several ranks
-    each one takes every N-th batch, and appends whole lines to the same file.
+    done: the problems that are complete, see open_folder; this function adds those that it rolls out, and prints a line
+    for each. Each of several ranks takes every N-th batch, and appends whole lines to the same file.
     """
     tasks_left = [task for task in tasks if task.name not in done]
     size = max(1, min(options.batch // options.samples, math.ceil(len(tasks_left) / ranks.count())))  # no rank is idle
@@ -364,12 +364,12 @@ def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
 def sample_batch(model, library, sandbox, tasks, options):
     """Yields (name, all its samples) of each of some tasks, as soon as it is complete.
 
-    There is one greedy selection for each task, then all rollouts of all tasks are sampled together, at
-    options.temperature. A single sample is greedy, unless its attempts would then be equal, because the strategy shows
-    them the same prompt.
+    It makes one greedy selection for each task. Then it samples all rollouts of all tasks together, at
+    options.temperature. A single sample is greedy, unless the strategy shows attempts the same prompt: greedy attempts
+    would then be equal.
     """
-    sandbox.prepare(tasks)  # with a GPU: builds references in the background, while the model answers
-    # Random numbers of its own for each batch, so that they do not depend on what ran before it.
+    sandbox.prepare(tasks)  # with a GPU: load references in the background, while the model answers
+    # Each batch has its own random generator, so its samples do not depend on earlier batches.
     seed = random.Random(f"{options.seed} {tasks[0].name}").getrandbits(60)
     generator = torch.Generator(options.device).manual_seed(seed)
     chosen = [()] * len(tasks)
@@ -398,7 +398,7 @@ def sample_batch(model, library, sandbox, tasks, options):
 def report(folder, summary):
     """Print the figures of a finished benchmark, and leave summary, plot and page in its folder.
 
-    summary: the config, the facts of `main` and all_figures: what summary.json holds.
+    summary: what summary.json will hold, that is the config, the facts of `main` and all_figures.
     """
     config = summary["config"]
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -420,7 +420,7 @@ def main(argv=None) -> int:
     parts = [(folder, library, config)]
     if options.both:
         parts = [(folder / "no_skills", None, config | {"no_skills": True}), (folder / "skills", library, config)]
-    with Sandbox(options.device, timeout=options.timeout, tasks=8, measure=PRECISE,
+    with Sandbox(options.device, timeout=options.timeout, tasks=8, measure=PRECISE_SECONDS,
                  tolerance=options.tolerance, baseline=options.baseline) as sandbox:
         for part, skills, described in parts:
             done = ranks.first(open_folder(part, described) if ranks.rank() == 0 else None)

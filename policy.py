@@ -1,17 +1,19 @@
 """The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper: multi-turn rollouts).
 
-One rollout is one generator, `play`, which reads from top to bottom as a single conversation: prompt, kernel, verdict,
-feedback, next prompt. What it yields says by its type what it wants: a Prompt or a Kernel.
+One rollout is one coroutine, `play`, which reads from top to bottom as a single conversation: prompt, reply, kernel,
+verdict, next prompt. It yields what it needs answered, a Prompt or a Kernel, and is sent the answer. (The parameter
+`generator` is always a torch.Generator, the source of random numbers.)
 
     play ---- Prompt ----> Backbone.sampler ---- Completion ----> play
     play ---- Kernel ----> Sandbox.submit ------- Verdict ------> play
 
 `rollout` plays many of them in waves: the model samples a reply to each prompt, then the sandbox judges each kernel.
-`reward_turns` fills in what each turn has earned, and `rollout_metrics` computes what a run logs of its rollouts.
+A Trajectory is the record of one rollout. `reward_turns` fills in the reward of each turn. `rollout_metrics` computes
+what a run logs about its rollouts.
 
-Three tables hold what can be exchanged, each row a record of functions: REWARDS, HISTORIES (what a later prompt shows
-in training) and STRATEGIES (what it shows at test time). The rows here are the paper's; recipes.py enters others. This
-file knows nothing of retrieval, storage or advantages.
+Four tables hold functions that can be exchanged. VERDICT_FORMS says how a prompt writes a verdict, HISTORIES what a
+later prompt shows in training, STRATEGIES what it shows at test time, and REWARDS how a turn is rewarded. The entries
+here are the paper's; recipes.py adds others. This file knows nothing of retrieval, storage or advantages.
 """
 
 import contextlib
@@ -32,13 +34,13 @@ from tasks import Task, TaskError
 
 
 class Prompt(NamedTuple):
-    """What a play yields when it wants the model's reply: token ids, which the engine samples a reply to."""
+    """What a play yields when it needs the model's reply to these token ids."""
 
     ids: list[int]
 
 
 class Kernel(NamedTuple):
-    """What a play yields when it wants the sandbox's verdict."""
+    """What a play yields when it needs the sandbox's verdict on a candidate: one file, of any number of kernels."""
 
     task: Task
     code: str
@@ -49,19 +51,19 @@ class Turn:
     """One attempt: the policy's reply and the sandbox's verdict."""
 
     completion: Completion  # its token_ids are empty when the prompt was too long to be answered
-    code: str | None  # the extracted ModelNew source; None when the reply holds none
+    code: str | None  # the candidate: the reply's code block that defines ModelNew, or None
     verdict: Verdict
-    advice: str = ""  # a strategy's comment on the verdict; in the next prompt it follows the feedback
+    advice: str = ""  # text that a Strategy (below) adds to the feedback in the next prompt
     advice_tokens: int = 0  # tokens that the model sampled for it
-    repeats: bool = False  # the strategy has refused the kernel: it was not judged, and the attempt does not count
+    repeats: bool = False  # the Strategy has refused this kernel: it was not judged and does not count
     reward: float | None = None  # filled in by reward_turns
-    advantage: float | None = None  # filled in by advantages.credit; stays None for a turn that belongs to no group
+    advantage: float | None = None  # filled in by advantages.credit; None for a void turn, which is in no group
     masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group"; MRS masks an advantages.Row
 
 
 @dataclass
 class Trajectory:
-    """One rollout of up to T turns on a task with a fixed set of skills. It always has a first turn."""
+    """The record of one rollout: up to T turns on a task, with a fixed set of skills. It has at least one turn."""
 
     task: Task
     skills: tuple[Skill, ...]
@@ -84,7 +86,7 @@ def policy_messages(task, skills) -> list[dict]:
     if block:
         block = PROMPTS["skill_injection_header"] + block + PROMPTS["skill_injection_footer"]
     messages = role_messages("policy", task_description=task.source.strip(), skills=block + "\n\n" if block else "")
-    if "__skills__" not in PROMPTS["policy_user"]:  # it has no place for them: they follow the system message
+    if "__skills__" not in PROMPTS["policy_user"]:  # a user's prompts without a place for skills
         messages[0]["content"] += block
     return messages
 
@@ -95,7 +97,7 @@ def next_messages(messages, reply, verdict, advice="") -> list[dict]:
     return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": answer}]
 
 
-VERDICT_FORMS = {"text": feedback}  # how a verdict is written, by the name in the prompts; recipes.py enters another
+VERDICT_FORMS = {"text": feedback}  # name in the prompts -> how a verdict is written; recipes.py adds another
 
 
 def verdict_text(verdict) -> str:
@@ -106,20 +108,20 @@ def verdict_text(verdict) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 # Strategies: how a rollout goes on after its first attempt
 
-def everything(turns, generator=None) -> list[Turn]:
-    """All attempts (the paper's training and evaluation)."""
+def show_all(turns, generator=None) -> list[Turn]:
+    """All attempts (the paper's training, and its evaluation with 3 turns)."""
     return turns
 
 
-def nothing(turns, generator=None) -> list[Turn]:
-    """None: every attempt answers the first prompt (parallel sampling)."""
+def show_none(turns, generator=None) -> list[Turn]:
+    """No attempts: each one answers the first prompt (parallel sampling)."""
     return []
 
 
 def best_window(turns, generator=None, keep=4) -> list[Turn]:
     """The `keep` consecutive attempts of the greatest summed reward, the first on ties (paper: sequential scaling).
 
-    This reward has no coverage: 0.5 correct + 0.5 correct min(speedup, 3), as in the release's evaluation.
+    Their reward is that of the release's evaluation, without coverage: 0.5 correct + 0.5 correct min(speedup, 3).
     """
     rewards = [0.5 + 0.5 * min(turn.verdict.speedup, 3.0) if turn.verdict.correct else 0.0 for turn in turns]
     starts = range(max(1, len(turns) - keep + 1))
@@ -138,7 +140,7 @@ def refuse_nothing(code, turns) -> str | None:
 
 
 def no_advice(model, trajectory, longest):
-    """Nothing is asked between a verdict and the next prompt. A generator without an item."""
+    """Ask the model nothing between a verdict and the next prompt: yield nothing."""
     yield from ()
 
 
@@ -146,39 +148,41 @@ def no_advice(model, trajectory, longest):
 class Strategy:
     """How a rollout goes on after its first attempt: four functions. The defaults are the paper's training."""
 
-    show: Callable = everything  # (turns so far, generator) -> those that the next prompt shows, in their order
+    show: Callable = show_all  # (turns so far, torch.Generator) -> those that the next prompt shows, in order
     retell: Callable = as_sampled  # an earlier reply's text -> the text that later prompts show
-    refuse: Callable = refuse_nothing  # (code, turns so far) -> why this kernel is not judged, or None
-    advise: Callable = no_advice  # (model, trajectory, longest prompt): a generator, which may yield Prompts and give
-    #                               the last turn `advice`
-    same_prompts: bool = False  # may two attempts see the same prompt? Then they differ only if they are not greedy
-    least_turns: int = 1  # with fewer turns no attempt would see an earlier one
+    refuse: Callable = refuse_nothing  # (code, turns so far) -> a reason not to judge this kernel, or None
+    advise: Callable = no_advice  # (model, trajectory, longest prompt): a coroutine like `play`. It may yield Prompts
+    #                               and set the last turn's `advice`
+    same_prompts: bool = False  # can two attempts have the same prompt? If so, bench.py never samples greedily
+    least_turns: int = 1  # the least number of turns at which the strategy has any effect
 
 
-HISTORIES = {"all": Strategy()}  # of training: options.history
-STRATEGIES = {"parallel": Strategy(show=nothing, same_prompts=True),  # of bench.py: independent attempts, and
-              "serial": Strategy(show=best_window)}  # the paper's: the best 4 consecutive attempts and their verdicts
+HISTORIES = {"all": Strategy()}  # in training: --set history=NAME
+STRATEGIES = {  # in bench.py: --strategy NAME
+    "parallel": Strategy(show=show_none, same_prompts=True),  # independent attempts
+    "serial": Strategy(show=best_window)}  # the paper's: show the best 4 consecutive attempts and their verdicts
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # One rollout, and many together
 
-print_once = functools.cache(print)
+print_once = functools.cache(print)  # prints each text only the first time
 
 
 class Limits(NamedTuple):
     """When a rollout ends."""
 
     turns: int  # T: attempts, without those that the strategy refuses
-    prompt_tokens: float = math.inf  # a longer prompt is not asked
+    prompt_tokens: float = math.inf  # no reply is sampled to a longer prompt
     tokens: float = math.inf  # a rollout that has sampled so many gets no further turn
 
 
 def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
-    """One rollout as a generator, which fills `trajectory.turns`. prompt: token ids of the first one.
+    """One rollout as a coroutine, which fills `trajectory.turns`. prompt: token ids of the first one.
 
-    It yields a Prompt and is sent the Completion, or it yields a Kernel and is sent the Verdict. A correct kernel does
-    not end it: a later turn may be faster.
+    It yields a Prompt and is sent the Completion, or it yields a Kernel and is sent the Verdict. It goes on after a
+    correct kernel, since a later turn may be faster. If the first prompt is too long, the rollout is one turn that says
+    so. If a later prompt is too long, the rollout ends. generator: the torch.Generator of strategies that draw.
     """
     if len(prompt) > limits.prompt_tokens:
         verdict = not_judged(sandbox, f"the prompt has {len(prompt)} tokens, more than {limits.prompt_tokens}")
@@ -186,15 +190,15 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
     while len(prompt) <= limits.prompt_tokens:
         reply = yield Prompt(prompt)
         code = extract_code(reply.text)
-        refused = strategy.refuse(code, trajectory.turns) if code else None
-        if refused:
-            verdict = not_judged(sandbox, refused)
+        reason = strategy.refuse(code, trajectory.turns) if code else None
+        if reason:
+            verdict = not_judged(sandbox, reason)
         elif code:
             verdict = yield Kernel(trajectory.task, code)
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)
-        trajectory.turns.append(Turn(reply, code, verdict, repeats=bool(refused)))
+        trajectory.turns.append(Turn(reply, code, verdict, repeats=bool(reason)))
         attempts = sum(not turn.repeats for turn in trajectory.turns)
         if attempts >= limits.turns or trajectory.tokens >= limits.tokens:
             return
@@ -206,13 +210,14 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
 def next_prompt(model, trajectory, shown, strategy) -> list[int]:
     """Token ids of the next prompt: the first prompt's messages, and the attempts that are shown.
 
-    Where all attempts are shown it extends the last prompt token by token, so that the update computes all turns of a
-    rollout in one forward pass.
+    If all attempts are shown as they were sampled, the prompt extends the last one token by token. The update then
+    computes all turns of the rollout in one forward pass. If `retell` has changed the last reply, next_ids encodes all
+    messages anew.
     """
     messages = policy_messages(trajectory.task, trajectory.skills)
     for turn in shown:
         messages = next_messages(messages, strategy.retell(turn.completion.text), turn.verdict, turn.advice)
-    if len(shown) == len(trajectory.turns):  # it extends the last prompt, whose token ids are kept as they were sampled
+    if len(shown) == len(trajectory.turns):
         return model.next_ids(shown[-1].completion, messages)
     return model.chat_ids(messages)
 
@@ -220,10 +225,12 @@ def next_prompt(model, trajectory, shown, strategy) -> list[int]:
 def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
     """One Trajectory for each (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
-    Each rollout has up to `turns` turns. It ends earlier where `budget` tokens were sampled, or its next prompt would
-    be too long. generator: of all sampling, and of a strategy that draws; the same state, the same rollouts. sampling:
-    a backbone.Sampling. A job whose first prompt is over its max_prompt_tokens gets one turn that says so. If a task
-    cannot be run, only its own rollouts fail.
+    Each rollout has up to `turns` turns. It ends earlier once it has sampled `budget` tokens, or if its next prompt is
+    too long. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task cannot
+    be run, only its own rollouts fail.
+
+    sampling      a backbone.Sampling
+    generator     a torch.Generator for all sampling; an equal state gives equal rollouts
     """
     ended = dict(each_rollout(model, sandbox, jobs, turns, sampling, generator, strategy, budget))
     return [ended[number] for number in range(len(jobs))]
@@ -255,24 +262,24 @@ def play_in_waves(sampler, sandbox, plays):
     """
     requests = {}  # number of a play -> the Prompt or Kernel that it has yielded
     futures = {}  # number of a play -> the verdict on its kernel, while the sandbox judges it
-    on_gpu = sandbox.device != "cpu"  # then sampling and compiling need different processors
+    on_gpu = sandbox.device != "cpu"  # then sampling and compiling use different processors
 
     def resume(number, answer=None):
-        """Send a play what it has waited for, up to its next request or its end."""
+        """Send a play its answer. It runs on to its next request, or to its end."""
         requests.pop(number, None)
         with contextlib.suppress(StopIteration):  # it has ended
             requests[number] = plays[number].send(answer)
 
     def submit(number):
         if isinstance(requests.get(number), Kernel):
-            [futures[number]] = sandbox.submit([requests[number]])  # a Kernel is a (task, code) pair
+            futures[number] = sandbox.submit([requests[number]])[0]  # a Kernel is a (task, code) pair
             futures[number].add_done_callback(lambda _: count("kernels judged"))
 
     for number in range(len(plays)):
         resume(number)  # to its first prompt
         if number not in requests:
             yield number
-    while requests:  # here each of them is a Prompt
+    while requests:  # all are Prompts here, since each wave answers all of its Kernels
         prompts = {number: requests[number].ids for number in sorted(requests)}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
@@ -284,7 +291,7 @@ def play_in_waves(sampler, sandbox, plays):
         if not on_gpu:
             for number in prompts:
                 submit(number)
-        # Each verdict is a rollout's feedback. In the order of their numbers, so that a seed gives the same run.
+        # Send each play its verdict. They are sent in the order of the plays, so that a seed gives the same run.
         for number in sorted(futures):
             resume(number, verdict_of(sandbox, futures.pop(number)))
             if number not in requests:
@@ -297,7 +304,7 @@ def score_pairs(sandbox, pairs) -> list[Verdict]:
 
 
 def verdict_of(sandbox, future) -> Verdict:
-    """Wait for a verdict. If the task cannot be used, it is one that says so; stderr tells once for each task."""
+    """Wait for a verdict. If the task cannot be used, the verdict says so, and stderr once for each task."""
     sandbox.wait([future])
     try:
         return future.result()
@@ -329,25 +336,25 @@ def davinci_reward(verdict, cap=SPEEDUP_CAP) -> float:
 
 
 def as_given(trajectories, sandbox):
-    """No reward depends on anything but its turn's verdict."""
+    """The default of Reward.revise: change nothing. Each reward depends on its turn's verdict alone."""
 
 
 @dataclass(frozen=True)
 class Reward:
     """How turns are rewarded."""
 
-    of: Callable  # a Verdict -> the reward r of its turn
-    revise: Callable = as_given  # (trajectories, sandbox): may raise rewards that `of` has given
+    of: Callable  # of(Verdict) is the reward r of its turn
+    revise: Callable = as_given  # revise(trajectories, sandbox) may raise these rewards afterwards
 
 
 REWARDS = {"davinci": Reward(davinci_reward)}
 
 
 def reward_turns(trajectories, reward, sandbox, mask_void=True):
-    """Fill in the reward of every turn. reward: a Reward. sandbox: what has judged them.
+    """Fill in the reward of every turn. reward: a Reward. sandbox: the one that has judged them.
 
-    mask_void: turn t is void iff r_t <= 0 < max over u < t of r_u; then r_t := 0. A void turn belongs to no group and
-    to no loss: an attempt to improve a working kernel is not punished.
+    With mask_void a turn that fails after a success is void. In symbols: if r_t <= 0 and some earlier r_u > 0, turn t
+    is void and r_t becomes 0. It is in no group and has no loss, so trying to improve a working kernel costs nothing.
     """
     for trajectory in trajectories:
         for turn in trajectory.turns:
@@ -365,7 +372,7 @@ def reward_turns(trajectories, reward, sandbox, mask_void=True):
 # Metrics of rollouts
 
 def mean(values) -> float | None:
-    """The mean of an iterable of numbers, or None of nothing.
+    """The mean of an iterable of numbers; None if there are none.
 
     >>> mean([1, 2]), mean([])
     (1.5, None)
@@ -377,7 +384,8 @@ def mean(values) -> float | None:
 def rollout_metrics(trajectories) -> dict:
     """What metrics.jsonl says of a step's rollouts, or (with eval_ before each name) of the evaluation's.
 
-    A rollout counts by its fastest correct turn; one without a correct turn is faster than nothing. None: mean of none.
+    A rollout counts by its fastest correct turn. A rollout without a correct turn has speedup 0, so it passes no
+    threshold. A mean over nothing is None.
 
         reward_best     mean over rollouts of the best turn's reward
         correct         share of rollouts with a correct turn
@@ -385,11 +393,11 @@ def rollout_metrics(trajectories) -> dict:
         fast_1.2        Fast_1.2: the same, more than 1.2x as fast
         speedup         mean over rollouts with a correct turn of its speedup
         correct_first   share of rollouts whose first turn is correct
-        coverage        mean over correct turns of the share of time in own kernels whose results matter
+        coverage        mean over correct turns of Verdict.coverage, the share of time in own kernels that matter
         cheats          share of turns whose kernel was rejected as a cheat
-        unfinished      share of turns whose reply was cut off at its longest length
+        unfinished      share of turns whose reply was cut off at the limit of tokens
     """
-    speedups, turns = [], []  # of each rollout its fastest correct turn's, or 0; of all rollouts together
+    speedups, turns = [], []  # speedups: of each rollout its fastest correct turn's, or 0
     for trajectory in trajectories:
         correct = [turn.verdict.speedup for turn in trajectory.turns if turn.verdict.correct]
         speedups.append(max(correct, default=0.0))

@@ -1,21 +1,21 @@
-"""Related systems, each as rows of the tables that the paper's files look names up in. Read this file last.
+"""Related systems, added to the tables of functions in policy.py and advantages.py. Read this file last.
 
     python reinforce.py --recipe kevin         options, reward, baseline and history of a related system
     python bench.py --strategy evolve ...      its strategy at test time
 
-It is also the example of how a fork adds something of its own: write a function, enter it in a table under a name, and
-give that name as an option. reinforce.py and bench.py import this file, so that its rows are there.
+It is also an example for forks: write a function, and give it a name in one of these tables. The name is then the value
+of an option. reinforce.py and bench.py import this file, so its entries can be used there.
 
-    table                       a row is
-    policy.REWARDS              Reward(of a Verdict)              --reward NAME
-    policy.HISTORIES            Strategy(...) in training         --set history=NAME
-    policy.STRATEGIES           Strategy(...) at test time        bench.py --strategy NAME
-    policy.VERDICT_FORMS        a Verdict as a text               `verdict_form` in a file of prompts
-    advantages.BASELINES        Baseline(of a group's returns)    --baseline NAME
-    advantages.LOSS_MEANS       what divides the loss             --set loss_mean=NAME
-    RECIPES                     options that go together          --recipe NAME
+    table                       an entry                                        is chosen by
+    policy.REWARDS              Reward(of, revise)                              --reward NAME
+    policy.HISTORIES            Strategy(...), used in training                 --set history=NAME
+    policy.STRATEGIES           Strategy(...), used at test time                bench.py --strategy NAME
+    policy.VERDICT_FORMS        function: Verdict -> text                       `verdict_form` in a file of prompts
+    advantages.BASELINES        Baseline(subtract, group)                       --baseline NAME
+    advantages.LOSS_MEANS       function: rows -> R, the divisor of the loss    --set loss_mean=NAME
+    RECIPES                     options that go together                        --recipe NAME
 
-A reward in three lines, with a row of options for it:
+A reward and a recipe that uses it, in two lines:
 
     REWARDS["speed"] = Reward(lambda verdict: verdict.speedup if verdict.correct else 0.0)
     RECIPES["mine"] = dict(reward="speed", gamma=0.5)
@@ -37,35 +37,35 @@ from sandbox import Sandbox, feedback
 # ----------------------------------------------------------------------------------------------------------------------
 # Options
 
-# Everything beyond a plain policy gradient: the skills of daVinci-kernel, the filters of Dr. Kernel and of the release.
+# Turns off what daVinci-kernel, Dr. Kernel and the release add to a plain policy gradient: skills and filters.
 OFF = dict(skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, min_std=0.0, oversample=1)
-# Which options a related system sets differently. Three values are for the sizes of command.options.SIZES.
+# The options that a system sets differently. A tuple: on a CPU, on a GPU, for a model over a billion parameters.
 RECIPES = {
     "davinci": {},
-    # Dr. Kernel's script for 14B: one task for each that is kept, prompts of at most 10,240 tokens
+    # As in Dr. Kernel's script for 14B: no oversampling, prompts of at most 10,240 tokens.
     "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3, oversample=1,
                      prompt_tokens=(3500, 6500, 10240)),
-    # Kevin (arXiv 2507.11948) is a model that thinks. It writes CUDA C++; the prompts here ask for Triton or CUDA.
+    # Kevin (arXiv 2507.11948) is a model that thinks. It writes CUDA C++; our prompts ask for Triton.
     "kevin": OFF | dict(reward="kevin", gamma=0.4, baseline="group-norm", loss_mean="token", k=0, n=16, loss_scale=1.0,
                         turns=4, temperature=0.9, history="condensed", thinking=True),
     # CUDA Agent's reward alone. It trains by PPO with a critic, and its model works with tools over many turns.
     "cuda-agent": OFF | dict(reward="cuda-agent"),
 }
-# What a recipe does not imitate: reinforce.py says so when it begins.
+# What a recipe leaves out. reinforce.py prints it at the start.
 LEFT_OUT = {"kevin": "CUDA C++, QwQ-32B",
             "cuda-agent": "PPO's critic, tools, and rejection fine-tuning (sft.py --from-rollouts does that)"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Dr. Kernel (arXiv 2602.05885) is daVinci-kernel without the library: turn-level REINFORCE with leave-one-out, PRS and
-# MRS. Its reward clips the speedup at 3.
+# Dr. Kernel (arXiv 2602.05885) has turn-level REINFORCE with leave-one-out, PRS and MRS. daVinci-kernel adds the skill
+# library to it. Dr. Kernel's reward clips the speedup at 3.
 
 REWARDS["drkernel"] = Reward(functools.partial(davinci_reward, cap=3.0))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Kevin trains a model that thinks. Its reward has no cap and no coverage. Returns are discounted by 0.4 and compared
-# with those of all turns of a task, as in GRPO. Later prompts show earlier replies without their thoughts.
+# Kevin trains a model that thinks. Its reward has no cap and no coverage. Returns are discounted by 0.4. All turns of a
+# task are one group, normalised as in GRPO. Later prompts show earlier replies without their thoughts.
 
 def kevin_reward(verdict) -> float:
     """r = 0.3 correct + correct speedup."""
@@ -73,7 +73,7 @@ def kevin_reward(verdict) -> float:
 
 
 def group_norm(returns) -> list[float]:
-    """A_i = (G_i - mean(G)) / std(G) (GRPO). The deviation is the population's: divided by m, not by m - 1.
+    """A_i = (G_i - mean(G)) / std(G) (GRPO). std divides by m, not by m - 1. A_i is 0 if std is 0.
 
     >>> group_norm([3.0, 1.0])
     [1.0, -1.0]
@@ -87,8 +87,8 @@ def whole_task(turn) -> str:
     return "task"
 
 
-def tokens(rows) -> int:
-    """The loss is a mean over tokens."""
+def token_count(rows) -> int:
+    """Number of tokens in the replies of these rows: the loss is then a mean over tokens."""
     return sum(len(row.completion.token_ids) for row in rows)
 
 
@@ -105,26 +105,26 @@ def condensed(reply) -> str:
 
 REWARDS["kevin"] = Reward(kevin_reward)
 BASELINES["group-norm"] = Baseline(group_norm, whole_task)
-LOSS_MEANS["token"] = tokens
+LOSS_MEANS["token"] = token_count
 HISTORIES["condensed"] = Strategy(retell=condensed)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # CUDA Agent (arXiv 2602.24286) rewards milestones instead of a speedup: correct, faster than eager PyTorch, and faster
-# than torch.compile. The last one needs a second verdict, so it is a `revise` of its Reward.
+# than torch.compile. The last one needs a second timing, so the Reward's `revise` adds it.
 
 MILESTONE = 1 / 0.95  # 5 % faster means 5 % less time
 
 
 def milestone_reward(verdict) -> float:
-    """-1 incorrect, 1 correct, 2 also 5 % faster than eager PyTorch."""
+    """-1: incorrect. 1: correct. 2: also 5 % faster than eager PyTorch. (3: see third_milestone.)"""
     if not verdict.correct:
         return -1.0
     return 2.0 if verdict.speedup > MILESTONE else 1.0
 
 
 def third_milestone(trajectories, sandbox):
-    """Turns that are 5 % faster than torch.compile, too, get 3. Without a GPU there is no such verdict."""
+    """Turns that are also 5 % faster than torch.compile get 3. Without a GPU torch.compile is not timed."""
     if sandbox.device == "cpu":
         return
     turns, pairs = [], []
@@ -140,7 +140,7 @@ def third_milestone(trajectories, sandbox):
 
 @functools.cache
 def compiled_sandbox(device) -> Sandbox:
-    """The sandbox that judges against torch.compile, opened when it is first needed. It is closed with the program."""
+    """The sandbox that judges against torch.compile. It opens at the first call, and closes when the program ends."""
     sandbox = Sandbox(device, trials=1, tasks=4, baseline="compile")
     atexit.register(sandbox.close)
     return sandbox
@@ -186,10 +186,11 @@ STRATEGIES["judge"] = Strategy(show=latest, advise=ask_judge)
 # (Here without crossover and insights.)
 
 def ranked_parent(turns, generator=None, first=4, population=5) -> list:
-    """A parent: one of the N <= `population` fastest correct attempts (evotoolkit, core/method.py).
+    """Draw a parent: one of the `population` fastest correct attempts, faster ones more often.
 
-    The r-th of them, from 0, has a chance in proportion to 1 / (r + N). The `first` attempts see nothing: they are the
-    first generation. As long as no attempt is correct, the next one starts anew, too.
+    If there are N of them, the r-th fastest, from 0, has a probability in proportion to 1 / (r + N) (evotoolkit,
+    core/method.py). The `first` attempts are the first generation and see no parent, nor do attempts before the first
+    correct one.
     """
     parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)
     parents = parents[:population]
@@ -199,22 +200,22 @@ def ranked_parent(turns, generator=None, first=4, population=5) -> list:
     return [parents[torch.multinomial(chances, 1, generator=generator)]]
 
 
-def repeated(code, turns) -> str | None:
-    """A kernel that an earlier attempt has written is not judged again. See policy.Strategy.refuse."""
+def refuse_repeat(code, turns) -> str | None:
+    """Refuse a kernel that an earlier attempt has written. See policy.Strategy.refuse."""
     earlier = {normalised(turn.code) for turn in turns if turn.code}
     return "an earlier attempt had the same kernel" if normalised(code) in earlier else None
 
 
 @functools.cache
 def normalised(code) -> str:
-    """The same text for kernels that differ in comments, blank lines and layout only."""
+    """The code in a normal form: kernels that differ only in comments, blank lines and layout become equal."""
     try:
         return ast.unparse(ast.parse(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: of thousands of nested operators
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: thousands of nested operators
         return " ".join(code.split())
 
 
-STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=repeated, same_prompts=True, least_turns=5)
+STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=refuse_repeat, same_prompts=True, least_turns=5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -7,17 +7,18 @@
     ablations: --no-skills --bm25-only --no-verify --freeze-selection --freeze-summary --baseline group-mean
 
 One model answers in three roles: Selection chooses skills for a task, Policy writes kernels with them over T turns,
-Summary turns the best rollout into new skills. A *scheme* is the set of skills that a rollout has. Selection makes k of
-a task's schemes; the null scheme has no skills. Each role has its own kind of *group*, the returns that a return is
-compared with (advantages.py):
+Summary turns the best rollout into new skills. A *scheme* is the set of skills that a rollout has. A task has k + 1
+schemes: Selection chooses k, and the null scheme has no skills. A reply's return G is compared with the returns of its
+*group* (advantages.py). Its weight multiplies its advantage in the joint loss:
 
     role       return G                                        group                                weight
     policy     r_t + gamma * G_{t+1}                           same task, same turn, all rollouts   1
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
-`train` is the step, phase by phase; the functions below it are its phases in their order. A *row* is one reply in the
-loss. Symbols are explained with the options. What the authors' release does differently is in results/faithful.md.
+r_t is the reward of turn t. The options explain the other symbols. A *row* is one reply in the loss. `train` is the
+step, phase by phase; the functions below it are its phases, in their order. results/faithful.md lists what the authors'
+release does differently.
 """
 
 if __name__ == "__main__":
@@ -35,8 +36,8 @@ from command.options import check_name, check_together, complete, option, parse,
 class Options:
     """An `option` is a flag, a `setting` is changed by --set NAME=VALUE.
 
-    Three numbers are the defaults on 2 CPU cores (about 7 minutes in all), on a GPU, and for a model over a billion
-    parameters. The last ones are the paper's.
+    A tuple holds three defaults: on 2 CPU cores (a run takes about 7 minutes), on a GPU, and for a model over a billion
+    parameters. The third is the paper's or its release's, where these give one.
     """
 
     GROUPS: ClassVar = {"out": "the run", "model": "model and tasks", "steps": "sizes (paper's symbol: meaning)",
@@ -45,11 +46,11 @@ class Options:
     out: str = option("", "folder of the run (default: runs/<date and time>)", metavar="DIR")
     resume: bool = option(False, "continue the run in --out from its last checkpoint")
     device: str = option("", "default: cuda if there is a GPU", choices=("cpu", "cuda"))
-    seed: int = option(0, "of tasks, sampling and the modelled clock's inputs")
+    seed: int = option(0, "seed of the tasks and of all sampling")
     eval_every: int = option((2, 10, 0), "evaluate on problems with redundant operators every so many steps, with the "
                              "library and without (0: before and after, as on the other built-in problems)")
     no_eval: bool = option(False, "skip every evaluation")
-    log: str = option("files", "the metrics' numbers to these, too", choices=("files", "tensorboard", "wandb"))
+    log: str = option("files", "where the metrics go, besides metrics.jsonl", choices=("files", "tensorboard", "wandb"))
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
     tasks: str = option("synth", "synth: synthesised problems; builtin: those of the evaluation; a folder; "
                         "a parquet file as hkust-nlp/drkernel-rl-data")
@@ -64,39 +65,39 @@ class Options:
     s: int = option((3, 8, 8), "s: parallel summaries of a task's best triggering rollout")
     lr: float = option((1.5e-4, 5e-5, 1e-6), "eta: AdamW's learning rate")
     policy_tokens: int = option((900, 1500, 8192), "most tokens of a Policy reply", above_0=True)
-    prompt_tokens: int = option((3500, 6500, 24576), "longest prompt; a rollout beyond it ends", above_0=True)
+    prompt_tokens: int = option((3500, 6500, 24576), "longest prompt; a rollout ends before a longer one", above_0=True)
     update_tokens: int = option((16384, 131072, 32768), "tokens of a micro-batch, with padding", above_0=True)
     recipe: str = option("davinci", "options that go together: a name in recipes.RECIPES, such as kevin")
     reward: str = option("davinci", "r, reward of a turn: a name in policy.REWARDS")
     baseline: str = option("leave-one-out", "what a return is compared with: a name in advantages.BASELINES")
     skills: bool = option(True, "select and write skills; without: (k + 1) n rollouts on the bare task")
     bm25_only: bool = option(False, "every scheme has BM25's first 3 skills; no Selection role")
-    no_verify: bool = option(False, "stage the first well-formed proposal; a summary with one has return 1")
+    no_verify: bool = option(False, "run no new skill: stage the first well-formed; a summary with one has return 1")
     freeze_selection: bool = option(False, "Selection is used but not trained")
     freeze_summary: bool = option(False, "Summary is used but not trained")
 
     gamma: float = setting(1.0, "gamma: share of the next turn's return in a turn's return", most=1)
-    history: str = setting("all", "what a prompt shows of earlier turns: a name in policy.HISTORIES")
-    loss_mean: str = setting("reply", "the loss is a mean over these: a name in advantages.LOSS_MEANS")
-    loss_scale: float = setting((30.0, 30.0, 1000.0), "c: divides the loss, so that grad_clip seldom acts; about a "
-                                "tenth of the tokens of a reply", above_0=True)
-    prs: bool = setting(True, "PRS, profiling-based rejection: mask correct turns whose kernels do little of the work")
-    mrs: bool = setting(True, "MRS, mismatch rejection: mask replies on which sampler and trainer disagree")
-    mask_void: bool = setting(True, "a turn that fails after a success is void: no loss, in no group")
-    min_std: float = setting(1e-3, "a group whose rewards have a smaller standard deviation is not trained on")
+    history: str = setting("all", "which earlier turns a prompt shows: a name in policy.HISTORIES")
+    loss_mean: str = setting("reply", "what the loss is a mean over: a name in advantages.LOSS_MEANS")
+    loss_scale: float = setting((30.0, 30.0, 1000.0), "c: divides the loss, so that its gradient's norm is rarely "
+                                "above grad_clip; about a tenth of a reply's tokens", above_0=True)
+    prs: bool = setting(True, "PRS (profiling-based rejection): mask correct turns whose own kernels do little")
+    mrs: bool = setting(True, "MRS (mismatch rejection): mask replies on which sampler and trainer disagree")
+    mask_void: bool = setting(True, "a turn that fails after a success is void: no loss, in no baseline")
+    min_std: float = setting(1e-3, "rewards that deviate less are not trained on; Policy: those of a task's last turns")
     cross_scheme: bool = setting(True, "cross-scheme advantages: divide a task's advantages by their mean magnitude")
-    min_gain: float = setting(1.2, "g: gain that triggers a summary and that a new skill must show")
+    min_gain: float = setting(1.2, "g: a kernel must be g times faster to trigger a summary, or to verify a skill")
     selection_weight: float = setting(0.3, "lambda_sel: weight of Selection's advantages")
     summary_weight: float = setting(0.5, "lambda_sum: weight of Summary's advantages")
     clip_low: float = setting(0.2, "epsilon_low: the ratio rho is clipped at 1 - this", most=1)
     clip_high: float = setting(0.28, "epsilon_high: the ratio rho is clipped at 1 + this")
     grad_clip: float = setting(1.0, "largest norm of the gradient", above_0=True)
     temperature: float = setting(1.0, "of all sampling in training")
-    oversample: int = setting((1, 1, 2), "tasks rolled out for each one that is kept", above_0=True)
+    oversample: int = setting((1, 1, 2), "tasks rolled out for each of the B that are kept", above_0=True)
     selection_tokens: int = setting((250, 400, 1024), "most tokens of a Selection reply", above_0=True)
     summary_tokens: int = setting((600, 1000, 2048), "most tokens of a Summary reply", above_0=True)
     trials: int = setting((3, 5, 5), "correctness trials for each kernel, with fresh inputs", above_0=True)
-    eval_samples: int = setting((1, 4, 8), "rollouts for each evaluation problem; one is greedy", above_0=True)
+    eval_samples: int = setting((1, 4, 8), "rollouts of each evaluation problem; if 1, it is greedy", above_0=True)
     save_every: int = setting((1, 5, 5), "steps between checkpoints; a killed run repeats those since", above_0=True)
 
 
@@ -123,13 +124,13 @@ TABLES = {"recipe": RECIPES, "reward": policy.REWARDS, "baseline": BASELINES, "h
 CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--no-verify"), ("--no-skills", "--freeze-selection"),
                   ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection"),
                   ("--no-eval", "--eval-every")]
-CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # in a continued run
+CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # by --resume
 
 
 def configure(given, large=False) -> Options:
-    """All options. given: {name: value} of the command line, with the device. large: is it over a billion parameters?
+    """All options. given: {name: value} of the command line, and device. large: over a billion parameters?
 
-    What was given comes before what the recipe sets, and that before the defaults. Raises UserError.
+    The command line overrides the recipe, and the recipe overrides the defaults. Raises UserError.
     """
     size = 2 if large else int(given["device"] == "cuda")
     name = given.get("recipe", "davinci")
@@ -143,7 +144,8 @@ def configure(given, large=False) -> Options:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The training step. `run` is run.Run: options, model, optimiser, library, generator, sandbox, seconds.
+# The training step. Its `run` is a run.Run, the state of a run, not the module. A *rank* is one process of a run on
+# several GPUs. With one process the functions of `ranks` pass everything through.
 
 @dataclass
 class Episode:
@@ -153,7 +155,7 @@ class Episode:
     selections: list[selector.Selection]  # k
     trajectories: list[policy.Trajectory] = field(default_factory=list)  # (k + 1) n
     summaries: list[summarizer.Summary] = field(default_factory=list)  # s, if a rollout triggers
-    staged: summarizer.Proposal | None = None  # whose skill joins the library after the update
+    staged: summarizer.Proposal | None = None  # its skill joins the library after the update
 
 
 def flat(lists) -> list:
@@ -162,19 +164,19 @@ def flat(lists) -> list:
 
 
 def train(run, stream):
-    """The paper's training step, over and over. stream: endless iterator over training tasks."""
+    """Repeat the paper's training step. stream: endless iterator over training tasks."""
     options = run.options
-    # BM25 alone gives all k + 1 schemes its skills, so that none is the null scheme.
-    selections = options.k + 1 if options.bm25_only else options.k
+    # With BM25 alone all k + 1 schemes have its skills. None is the null scheme.
+    selections_per_task = options.k + 1 if options.bm25_only else options.k
     with run.progress:
-        if not run.resumed:
+        if not run.step0_done:
             finish_step(run, {"step": 0, "clock": run.clock, "library": len(run.library)} | evaluate_if_due(run, 0))
         while run.step < options.steps:
             run.seconds.clear()
             batch = list(itertools.islice(stream, options.batch * options.oversample))
             run.sandbox.prepare(batch)  # builds references in the background, while Selection answers
-            with run.phase("select"):  # k selections for each task; with the null scheme k + 1 schemes
-                episodes = select(run, batch, selections, options.temperature)
+            with run.phase("select"):  # k selections for each task; the null scheme is the (k + 1)th
+                episodes = select(run, batch, selections_per_task, options.temperature)
             with run.phase("roll out"):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox
                 sampling = Sampling(options.policy_tokens, options.temperature, max_prompt_tokens=options.prompt_tokens)
                 episodes = roll_out(run, episodes, options.k + 1, options.n, sampling, run.generator)
@@ -182,23 +184,23 @@ def train(run, stream):
                 score(run, episodes)
             with run.phase("summarise"):  # s summaries of each task's best triggering rollout
                 summarise(run, episodes)
-            with run.phase("verify"):  # a proposal must prove itself; the best of a task is staged
+            with run.phase("verify"):  # run each new skill; the task's best that passes is staged
                 verify(run, episodes)
-            with run.phase("wait"):  # for the other ranks, if there are any; all go on with all episodes
+            with run.phase("wait"):  # for other ranks; then each rank has all episodes
                 episodes = ranks.gather(episodes)
-            with run.phase("update"):  # advantages of each role, one joint loss, one optimiser step
+            with run.phase("update"):  # advantages (credit keeps B tasks), joint loss, one step
                 losses = update(run.model, run.optimizer, credit(episodes, options, run.generator), options)
             with run.phase("flush"):  # staged skills join the library only now
                 flush(run, episodes)
             line = step_metrics(run, episodes, losses) | evaluate_if_due(run, run.step + 1)
             write_transcripts(run, f"step_{run.step + 1}", episodes)
-            run.step += 1
+            run.step += 1  # it counts complete steps: so far this step's number was run.step + 1
             finish_step(run, line)
             run.progress.update()
 
 
 def select(run, batch, k, temperature) -> list[Episode]:
-    """One episode for each task, with k selections (paper: BM25 recall, LLM reranking), or none without skills."""
+    """One episode for each task, with k selections (paper: BM25 recall, LLM reranking); with --no-skills 0."""
     options = run.options
     sampling = Sampling(options.selection_tokens, temperature, max_prompt_tokens=options.prompt_tokens)
     selections = ranks.distribute(batch, lambda part: selector.select(
@@ -209,16 +211,15 @@ def select(run, batch, k, temperature) -> list[Episode]:
 def roll_out(run, episodes, schemes, n, sampling, generator) -> list[Episode]:
     """Fill in n rollouts of each of a task's schemes (paper: roll out).
 
-    The schemes are the task's selections, filled up to `schemes` by the null scheme: training adds one, without skills
-    all are null schemes (so the number of rollouts is the same), evaluation with skills has none. Work is split over
-    ranks by scheme. The list returned is shorter: each rank goes on with every N-th episode, complete, until `train`
-    gathers them.
+    A task's selections are its first schemes, and null schemes fill the list up to `schemes`. Training adds one. With
+    --no-skills all are null schemes, so the number of rollouts stays the same. Several ranks split the rollouts by
+    scheme. Each of them then gets every N-th episode, complete, and `train` gathers these later.
     """
     jobs = []
     for episode in episodes:
         chosen = [selection.skills for selection in episode.selections]
         for skills in chosen + [()] * (schemes - len(chosen)):
-            jobs += [(episode.task, skills)] * n  # equal jobs stay on one rank, which reads their prompt once
+            jobs += [(episode.task, skills)] * n  # equal jobs stay on one rank, which computes their prompt once
     history = policy.HISTORIES[run.options.history]
     trajectories = ranks.distribute(jobs, lambda part: policy.rollout(
         run.model, run.sandbox, part, run.options.turns, sampling, generator, history))
@@ -256,7 +257,7 @@ def summarise(run, episodes):
             triggered.append(episode)
             winners.append(winner)
     sampling = Sampling(options.summary_tokens, options.temperature, max_prompt_tokens=options.prompt_tokens)
-    # Also without a winner: this opens a session of the sampler, which draws from the generator.
+    # Called without winners, too: the sampler draws from the generator, which must advance equally on all ranks.
     answers = summarizer.propose(run.model, winners, options.s, run.library, sampling, run.generator)
     for episode, summaries in zip(triggered, answers):
         episode.summaries = summaries
@@ -274,15 +275,15 @@ def verify(run, episodes):
         episode.staged = summarizer.best_skill(episode.summaries)
 
 
-def update(model, optimizer, groups, options) -> dict:
+def update(model, optimizer, chains, options) -> dict:
     """One optimiser step on the joint loss of all roles (paper: joint training).
 
-        L = 1 / (c R) * sum over rows and their tokens of l_n       c = loss_scale, R = number of rows
+        L = 1 / (c R) * sum over rows and their tokens of l_n
 
-    groups: lists of rows, one for each rollout (its turns) or reply of another role. Where each prompt extends the turn
-    before, one forward serves the whole list. A row without a gradient is counted in R and not computed. Gradients add
-    up over micro-batches, whose sizes therefore do not change the result, and over ranks, each of which computes some
-    of the groups. Returns metrics:
+    l_n is the loss of token n (advantages.clipped_loss) and c is loss_scale. R is the number of rows, or what else
+    LOSS_MEANS counts. A chain is a list of rows: one rollout's turns in order, or one reply of another role. If each
+    prompt extends the turn before, one forward serves the chain. A row without a gradient counts in R and is not
+    computed. Gradients add up over micro-batches and ranks. Returns metrics:
 
         loss             L
         tokens_trained   tokens with a gradient
@@ -290,12 +291,12 @@ def update(model, optimizer, groups, options) -> dict:
         ratio_off        largest |rho_n - 1|; about 1e-5 where sampler and trainer agree
         grad_norm        the gradient's norm before it is clipped; 0 where no token was trained
     """
-    divisor = options.loss_scale * LOSS_MEANS[options.loss_mean](flat(groups))
-    trained = []  # the groups, without rows that need no gradient
-    for group in groups:
-        trained.append([row for row in group if row.advantage and not row.masked])
-    # Sorted by length, so that every N-th group (`share`) gives all ranks about as many tokens.
-    own = ranks.share(sorted(filter(None, trained), key=lambda group: len(group[-1].completion.prompt_ids)))
+    divisor = options.loss_scale * LOSS_MEANS[options.loss_mean](flat(chains))
+    trained = []  # the chains, without the rows that need no gradient
+    for chain in chains:
+        trained.append([row for row in chain if row.advantage and not row.masked])
+    # Sort by length, then deal them out in turn (`share`), so that all ranks get about as many tokens.
+    own = ranks.share(sorted(filter(None, trained), key=lambda chain: len(chain[-1].completion.prompt_ids)))
     loss, ratio_off = torch.zeros((), device=model.device), 0.0
     model.release()  # the sampler's cache: activations need its memory
     for micro_batch in ranks.equally_many(list(rescore.micro_batches(own, options.update_tokens))):
@@ -303,6 +304,7 @@ def update(model, optimizer, groups, options) -> dict:
         (part / divisor).backward()  # this micro-batch's part of L adds to the gradients of those before it
         loss += part.detach() / divisor
         ratio_off = max(ratio_off, off)
+    # micro_batch_loss has set `masked` of the rows that MRS rejects.
     kept = [len(row.completion.token_ids) for row in flat(own) if not row.masked]
     metrics = ranks.summed({"loss": loss.item(), "tokens_trained": sum(kept), "mrs_masked": len(flat(own)) - len(kept)})
     metrics |= {"ratio_off": max(ranks.each(ratio_off)), "grad_norm": 0.0}
@@ -316,23 +318,24 @@ def update(model, optimizer, groups, options) -> dict:
     return metrics
 
 
-def micro_batch_loss(model, groups, options):
-    """(sum of l_n over the M tokens of one micro-batch, a scalar with gradients; largest |rho_n - 1| of them).
+def micro_batch_loss(model, chains, options):
+    """Mask the rows that MRS rejects, and compute the loss of one micro-batch of M tokens.
 
-    groups: lists of rows, see `update`; a rank that has run out of work has none. Masks the rows that MRS rejects.
+    Returns (sum of l_n with gradients, largest |rho_n - 1|), two scalars. chains is as in `update`, and empty on a rank
+    that has no work left.
     """
-    if not groups:
-        return 0 * model.logprobs([([0], [0])])[0].sum(), 0.0  # a loss of 0 that reaches every parameter
-    rows = flat(groups)
+    if not chains:
+        return 0 * model.logprobs([([0], [0])])[0].sum(), 0.0  # so that this rank has a backward pass, too
+    rows = flat(chains)
     # Only tokens that the model sampled are scored. The model did not write the sandbox's feedback between them.
     replies = [(row.completion.prompt_ids, row.completion.token_ids) for row in rows]
     new = torch.cat(model.logprobs(replies, options.temperature or 1.0))  # (M,)
     old = torch.cat([torch.tensor(row.completion.logprobs) for row in rows])  # (M,)
     sizes = [len(row.completion.token_ids) for row in rows]
     drift = new.detach().cpu() - old  # (M,), log rho_n
-    drifts = iter(drift.split(sizes))  # of each row
-    for group in groups if options.mrs else ():
-        for row, rejected in zip(group, mismatched([next(drifts) for _ in group])):
+    drifts = iter(drift.split(sizes))  # one tensor for each row, in order
+    for chain in chains if options.mrs else ():
+        for row, rejected in zip(chain, mismatched([next(drifts) for _ in chain])):
             row.masked = "mrs" if rejected else row.masked
     advantages = torch.tensor([0.0 if row.masked else row.advantage for row in rows])  # (rows,)
     advantages = advantages.repeat_interleave(torch.tensor(sizes))  # (M,)
@@ -343,9 +346,9 @@ def micro_batch_loss(model, groups, options):
 def flush(run, episodes):
     """Staged skills join the library (paper: flush), and every step leaves a snapshot of it.
 
-    The fastest joins first; one that equals a faster one of this step (summarizer.identity) is unstaged.
+    The fastest joins first. A skill that equals a faster one of this step is unstaged.
     """
-    joined = set()  # keys of the skills that have joined: their content, their name with their description
+    joined = set()  # keys (summarizer.identity) of the skills that have joined in this step
     staged = [episode for episode in episodes if episode.staged]
     for episode in sorted(staged, key=lambda episode: episode.staged.skill.verify_speedup or 0, reverse=True):
         keys = summarizer.identity(episode.staged.skill)
@@ -361,15 +364,15 @@ def flush(run, episodes):
 def evaluate_if_due(run, step) -> dict:
     """Metrics of the evaluations that are due after `step` complete steps; 0 is the model before training.
 
-    Before and after training on the built-in problems. More often, with --eval-every, on those with redundant operators,
-    with the library (with_*: one greedy selection) and without it (without_*).
+    The built-in problems are evaluated before and after training. Those with redundant operators are evaluated every
+    --eval-every steps, too. with_* are their metrics with the library (one greedy selection), without_* those without.
     """
     options, line = run.options, {}
     ends = step in (0, options.steps)
     if ends and not options.no_eval:
         episodes = evaluate(run, "eval", tasks.builtin_tasks(device=run.model.device.type), 1, step)
         line |= named("eval", flat(episode.trajectories for episode in episodes))
-    if (ends or options.eval_every and step % options.eval_every == 0) and not options.no_eval:
+    if (ends or (options.eval_every and step % options.eval_every == 0)) and not options.no_eval:
         episodes = evaluate(run, "redundant", tasks.redundant_tasks(run.model.device.type), 2, step)
         line |= named("with", flat(episode.trajectories[:options.eval_samples] for episode in episodes))
         line |= named("without", flat(episode.trajectories[options.eval_samples:] for episode in episodes))
@@ -379,7 +382,7 @@ def evaluate_if_due(run, step) -> dict:
 def evaluate(run, name, problems, schemes, step) -> list[Episode]:
     """The problems with one greedy selection each (paper: T turns), and with a null scheme where `schemes` is 2."""
     options = run.options
-    # A generator of its own, so that training goes on as if there had been no evaluation.
+    # The evaluation has its own generator, so that it does not change how training goes on.
     generator = torch.Generator(run.model.device).manual_seed((options.seed * 1_000_003 + step) % 2**63)
     sampling = Sampling(options.policy_tokens, 0.0 if options.eval_samples == 1 else 1.0, top_p=0.95,
                         max_prompt_tokens=options.prompt_tokens)
@@ -407,7 +410,7 @@ def main(argv=None) -> int:
     if options.recipe in LEFT_OUT:
         print(f"--recipe {options.recipe} leaves out: {LEFT_OUT[options.recipe]}")
     with page_if_interrupted(run.out, f"python reinforce.py --out {run.out} --resume"), Sandbox(
-            options.device, trials=options.trials, tasks=8, secret=run.secret) as run.sandbox:
+            options.device, trials=options.trials, tasks=8, secret=run.secret) as run.sandbox:  # see sandbox.Settings
         train(run, run.stream)
     finish_run(run)
     return 0

@@ -6,20 +6,20 @@ The folder of a run, --out of reinforce.py:
 
     config.json                            every option of the run, written when it begins
     metrics.jsonl                          one object a step; step_metrics says what each number means
-    rollouts/step_N.jsonl                  every prompt, reply, verdict, selection, proposal, and why it was rejected
+    rollouts/step_N.jsonl                  first prompts, and every reply, verdict, selection, proposal and rejection
     rollouts/eval_N.jsonl                  the same for the evaluation after step N
     skill_library/global_step_N.jsonl      the library after step N
     checkpoint -> checkpoint_N/            a model folder with its skill library (bench.py loads it), and trainer.pt:
                                            all that --resume needs
-    curves.png, report.html                all of it to look at, after each evaluation and each end, Ctrl-C too
-    in_use                                 the process that works on it
+    curves.png, report.html                all of it to look at, made after each evaluation, at the end, on Ctrl-C
+    in_use                                 the process that uses the folder
 
-Killed at any instant, a run continues from its last checkpoint. What later steps have left in the folder is removed
-then, and the steps are done again. One step hands to the next only weights, optimiser, library, the generator's state
-and the position in the stream of tasks. So on a CPU the continued run equals an uninterrupted one bit for bit. The
-first checkpoint of a small model is written before the first step.
+A run may be killed at any instant. --resume continues from its last checkpoint, removes the files of later steps, and
+repeats these steps. A step passes on only weights, optimiser, library, the state of the random generator, and the
+position in the stream of tasks. So on a CPU the resumed run equals an uninterrupted one bit for bit. A small model has
+its first checkpoint before the first step.
 
-`episodes` is a list of reinforce.Episode, `options` a reinforce.Options: this file knows of them what it reads.
+`episodes` is a list of reinforce.Episode, `options` a reinforce.Options. This file does not import these classes.
 """
 
 if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threads wait
@@ -65,32 +65,32 @@ from tasks import task_stream
 class Run:
     """The state of a run: what reinforce.py's phases read, and what one step hands to the next."""
 
-    options: object  # reinforce.Options, which this file does not import: arrows between files point down only
+    options: object  # reinforce.Options, not imported here because reinforce.py imports this file
     out: Path  # the run's folder
     model: Backbone  # the weights that are trained
     library: SkillLibrary  # grows after each update
-    initial_names: set  # of the skills before the first step; all others count as learnt
+    initial_names: set  # names of the skills before the first step; all others count as learnt
     optimizer: torch.optim.Optimizer  # or, with several ranks, ranks.ShardedOptimizer
     generator: torch.Generator  # of all sampling in training
-    secret: str = ""  # what the inputs of correctness trials follow from; no candidate may know it
-    resumed: bool = False  # after step 0: is step 0 done, the evaluation before training?
+    secret: str = ""  # the inputs of correctness trials follow from it; no candidate may know it
+    step0_done: bool = False  # is step 0, the evaluation before training, in metrics.jsonl already?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     progress: Progress | None = None  # shows the step and its phase, see reinforce.train
-    stream: object = None  # iterator over the training tasks of the steps to come
+    stream: object = None  # iterator over the training tasks of later steps
     fitness: dict = field(default_factory=dict)  # of the user's tasks, see tasks.in_random_order
-    track: object = None  # (numbers, step): sends a step's numbers to the program that --log names
-    writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # of several ranks one writes files and progress
+    track: object = None  # track(numbers, step) logs them with the program that --log names
+    writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # rank 0 writes files and progress
 
     @property
     def clock(self) -> str:
-        """Which clock the verdicts are from: figures of the two are never compared."""
+        """The clock of all verdicts. Figures of the two clocks are never compared."""
         return "modelled" if self.options.device == "cpu" else "measured"
 
     @contextlib.contextmanager
     def phase(self, name):
-        """Time a phase and show its name. What it waits for the sandbox is counted under `sandbox` instead."""
+        """Time a phase and show its name. The time that it waits for the sandbox is counted as `sandbox` instead."""
         self.progress.begin(name if name == "evaluate" else f"step {self.step + 1}: {name}")
         start, before = time.monotonic(), self.sandbox.waited
         yield
@@ -104,19 +104,19 @@ class Run:
 
 
 def new_run(given, configure) -> Run:
-    """A run that begins, with a first checkpoint unless its model is large. Its sandbox is not open yet.
+    """A new run. If its model is not large it has a first checkpoint. Its sandbox is not open yet.
 
     given: {name: value} of the command line. configure(given, large): all options, see reinforce.configure.
     Raises UserError; a run that is refused leaves nothing behind.
     """
     name = given.get("out") or time.strftime("runs/%Y%m%d-%H%M%S")
     taken = (Path(name) / "checkpoint").exists() or bool(read_metrics(Path(name)))
-    # All ranks take rank 0's name and its answer: their clocks differ, and rank 0 may write there before others look.
+    # All ranks take rank 0's values (ranks.first): clocks differ, and rank 0 may write there before others look.
     name, taken = ranks.first((name, taken))
     if taken:
         raise UserError(f"{name} already holds a run: continue it with --resume, or choose another --out")
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | given
-    options = configure(given)  # with the defaults of a small model; `load` does it again when the size is known
+    options = configure(given)  # to check the options early; `load` repeats it when the model's size is known
     check(options)
     fitness = {}
     stream = task_stream(options, fitness)
@@ -124,8 +124,8 @@ def new_run(given, configure) -> Run:
     run = load(Path(name), find_path(options.model), given, configure)
     run.stream, run.fitness = itertools.chain([first], stream), fitness
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
-    lay_out(run)
-    if not run.model.large:  # 100 GB would take minutes; a large run that is killed before its first one begins again
+    prepare_folder(run)
+    if not run.model.large:  # 100 GB take minutes. A large run that is killed before its first checkpoint starts anew
         save_checkpoint(run)
     return run
 
@@ -160,8 +160,8 @@ def resume_run(given, configure, changeable) -> Run:
         run.initial_names = set(saved["initial_names"])
         run.secret, run.fitness = saved["secret"], saved["fitness"]
     run.step = saved["step"]
-    run.resumed = run.step > 0 or bool(read_metrics(out))
-    lay_out(run)
+    run.step0_done = run.step > 0 or bool(read_metrics(out))
+    prepare_folder(run)
     run.stream = task_stream(run.options, run.fitness)
     drawn = run.step * run.options.batch * run.options.oversample
     for _ in tqdm(range(drawn), "tasks of the complete steps", delay=1, disable=None):
@@ -172,7 +172,7 @@ def resume_run(given, configure, changeable) -> Run:
 def check(options):
     """Raise UserError, before the model is loaded, for options that cannot work. Loading 8B parameters takes a while.
 
-    Prompts are read here, too: every role uses those that were read last.
+    It also reads the prompts. They are global: all roles use those that were read last.
     """
     check_device(options.device)
     if options.log != "files" and not importlib.util.find_spec(options.log):
@@ -184,11 +184,11 @@ def check(options):
 def load(out, source, given, configure) -> Run:
     """A run with the model and the library of a folder or hub id, and a new optimiser and generator.
 
-    Only now the model's size is known, and with it the defaults that depend on it: see reinforce.Options.
+    Some defaults depend on the model's size (reinforce.Options), which is known only now.
     """
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
-        # A mapped file's alignment would change the last bit of a product: a resumed run would differ.
+        # Weights in a memory-mapped file are aligned otherwise, which may change the last bit of a product.
         parameter.data = parameter.data.clone()
     options = configure(given, model.large)
     model.thinking = options.thinking
@@ -199,10 +199,10 @@ def load(out, source, given, configure) -> Run:
     return Run(options, out, model, library, names, optimizer, generator, secret)
 
 
-def lay_out(run):
-    """Write the options, and remove what steps after the checkpoint have left.
+def prepare_folder(run):
+    """Prepare the run's folder: write the options, and remove the files of steps after the checkpoint.
 
-    These steps are done again, and on a GPU they may have other results, so nothing of them may stay.
+    These steps are repeated. On a GPU they may have other results, so none of their files may stay.
     """
     run.progress = Progress(run.options.steps, "step", run.step, hidden=not run.writes)
     if not run.writes:
@@ -216,7 +216,7 @@ def lay_out(run):
         for step, path in records.numbered(out, pattern):
             if step > run.step:
                 path.unlink()
-    run.library.save(out / f"skill_library/global_step_{run.step}.jsonl")  # the page compares later ones with this one
+    run.library.save(out / f"skill_library/global_step_{run.step}.jsonl")  # the page compares later libraries with it
     run.track = tracker(options.log, out, asdict(options), run.step)
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
@@ -234,9 +234,9 @@ def step_metrics(run, episodes, losses) -> dict:
         step, clock     number of the step; are speedups modelled or measured?
         staged          skills that joined the library, at most one for each task
         library         skills in it afterwards
-        rows            {role: replies in the groups that returns are compared in}
-        masked          {why: replies without a loss}: "prs"; "void"; "group" (the task's rewards do not vary, or it is
-                        beyond the first B that do); "mrs"
+        rows            {role: number of replies with an advantage}
+        masked          {reason: number of replies without a loss}. "prs", "mrs" and "void": see advantages.py.
+                        "group": the task is skipped, as its rewards do not vary or B tasks before it were kept
         the others      policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics, update; seconds
                         of each phase are added by finish_step, eval_* by reinforce.evaluate_if_due
     """
@@ -256,28 +256,28 @@ def step_metrics(run, episodes, losses) -> dict:
 
 
 def compared(replies) -> int:
-    """How many replies have an advantage; a void turn and a Selection that was not asked have none."""
+    """Number of replies with an advantage. A void turn, and a Selection that was not sampled, have none."""
     return sum(reply.advantage is not None for reply in replies)
 
 
 def finish_step(run, line):
-    """Commit a step: its metrics, then the checkpoint. Killed before that, the steps since the old one are repeated.
+    """Commit a step: its metrics, then perhaps a checkpoint. Steps after the last checkpoint are repeated by --resume.
 
     line: what metrics.jsonl gets; the seconds of each phase are added to it. Step 0 is the evaluation before training.
     """
-    # Each phase's own time, so that they add up to that of the step.
+    # Seconds of each phase. Waiting counts once (Run.phase), so they add up to the step's.
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     if run.writes:
         with open(run.out / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-    if run.step == run.options.steps or run.step and run.step % run.options.save_every == 0:
+    if run.step == run.options.steps or (run.step and run.step % run.options.save_every == 0):
         save_checkpoint(run)
     if not run.writes:
         return
     # Not `rows`, `masked`, `rejected` and `seconds`, which are dicts.
     numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
     run.track(numbers, run.step)
-    if run.step or "eval_fast_1" in line:
+    if run.step or "eval_fast_1" in line:  # step 0 is only shown if it was evaluated
         run.progress.say(progress(line, run.options, run.library))
     if "evaluate" in line["seconds"] and run.step < run.options.steps:  # after the last step finish_run does it
         write_page([run.out], run.out / "report.html")
@@ -286,10 +286,10 @@ def finish_step(run, line):
 def save_checkpoint(run):
     """Write a folder checkpoint_N: a model, its skill library, and trainer.pt; then let `checkpoint` point to it.
 
-    The link is replaced in one instant, and only after the folder is on the disk, so a complete checkpoint is there at
-    any time. What a kill leaves half written has another name, and is removed when that step is saved again.
+    The link is replaced in one instant, after the folder is on the disk. So there is a complete checkpoint at any time.
+    A half-written folder has another name, and is removed when its step is saved again.
     """
-    optimizer = run.optimizer.state_dict()  # with several ranks each has a part of it: all of them must call this
+    optimizer = run.optimizer.state_dict()  # each rank has a part of it, so all must call this
     if not run.writes:
         return
     folder, link = run.out / f"checkpoint_{run.step}", run.out / "checkpoint"
@@ -302,12 +302,12 @@ def save_checkpoint(run):
         run.model.save(folder)
         run.library.save(folder / MODEL_FILE)
         torch.save(state, folder / "trainer.pt")
-    except Exception as error:  # safetensors and torch each have their own for a disk that is full
+    except Exception as error:  # safetensors and torch raise different types if the disk is full
         shutil.rmtree(folder)
         kept = f"; {link} is still the one before" if link.exists() else ""
         raise UserError(f"{folder}: cannot write the checkpoint ({str(error).splitlines()[0]}){kept}") from None
     os.sync()  # the system may lose power, too
-    new = run.out / "checkpoint.new"  # a link cannot be changed, but another can take its place
+    new = run.out / "checkpoint.new"  # a link cannot be changed, only replaced
     new.unlink(missing_ok=True)
     new.symlink_to(folder.name)
     if link.is_dir() and not link.is_symlink():  # the run was copied by a program that follows links
@@ -331,18 +331,18 @@ def read_metrics(out) -> list[dict]:
 
 
 def write_transcripts(run, name, episodes):
-    """rollouts/NAME.jsonl: a line for each selection, rollout and summary, with every prompt, reply and verdict.
+    """rollouts/NAME.jsonl: a line for each selection, rollout and summary, with replies, verdicts and the first prompt.
 
-    A later turn's prompt is what came before it and the `feedback` there, so only the first is written out. Rewards and
-    advantages are there, too: what the update was made from can be computed again from these lines alone.
+    With --set history=all a later prompt is the earlier text and its `feedback`, so it is not written. Rewards and
+    advantages can be recomputed from these lines. The gradient cannot: token ids and log-probabilities are missing.
     """
     if not run.writes:
         return
-    # Many replies answer the same prompt, which is decoded once. Special tokens show where messages begin and end.
+    # Decode each prompt once: many replies share one. Special tokens show where messages begin and end.
     text = functools.cache(lambda ids: run.model.tokenizer.decode(ids, skip_special_tokens=False))
     lines = []
     for number, episode in enumerate(episodes):
-        # (role, completion, what else the line says of it)
+        # (role, completion, the rest of its line)
         answers = [("selection", s.completion, selection_record(s)) for s in episode.selections if s.completion]
         answers += [("policy", t.turns[0].completion, rollout_record(t)) for t in episode.trajectories]
         answers += [("summary", s.completion, summary_record(s)) for s in episode.summaries]
@@ -354,7 +354,7 @@ def write_transcripts(run, name, episodes):
 
 
 def answer_record(answer) -> dict:
-    """What a turn, a Selection and a Summary have in common: the reply, and what it has earned.
+    """What the records of turns, selections and summaries share: the reply, its reward and its advantage.
 
     finished: did the reply end by itself, before its limit of tokens?
     """
@@ -376,15 +376,15 @@ def rollout_record(trajectory) -> dict:
 def turn_record(turn) -> dict:
     """A turn, or a proposal's verification, with what the sandbox said.
 
-    masked: why the turn has no loss, or null; see reinforce.step_metrics. (MRS is not noted here: each rank of several
-    knows it of its own replies only.)
+    masked: why the turn has no loss, or null; see step_metrics. MRS is missing here: a rank knows it of its own replies
+    only.
     """
     shown = verdict_text(turn.verdict)
     return answer_record(turn) | {"verdict": turn.verdict, "feedback": shown, "masked": turn.masked}
 
 
 def summary_record(summary) -> dict:
-    """rollout: which of the task's rollouts it sums up, from 0. staged: the name under which its skill has joined."""
+    """rollout: number of the rollout that it sums up, from 0. staged: the name of its skill in the library, or null."""
     proposals = [{"written": p.written, "rejected": p.rejected, "detail": p.detail, "known": p.known,
                   "attempt": turn_record(p.attempt) if p.attempt else None, "staged": p.joined}
                  for p in summary.proposals]
@@ -415,7 +415,7 @@ def write_page(folders, path) -> list:
 
 @contextlib.contextmanager
 def page_if_interrupted(out, command):
-    """Within it Ctrl-C and SIGTERM leave a page of what is done, and name the command that continues."""
+    """In this context Ctrl-C and SIGTERM write the page and print the command that continues."""
     try:
         yield
     except KeyboardInterrupt:
@@ -425,7 +425,7 @@ def page_if_interrupted(out, command):
 
 
 def finish_run(run):
-    """Write the page, and say in words what was learnt."""
+    """Write the page, and print in words what was learnt."""
     if run.writes:
         [source] = write_page([run.out], run.out / "report.html")
         print(*records.lessons(source), f"done: {run.out}/report.html, {run.out}/curves.png, {run.out}/metrics.jsonl, "

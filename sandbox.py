@@ -4,56 +4,65 @@
 
 The paper's reward is made of three numbers of a Verdict (policy.davinci_reward):
 
-    correct     in every trial what the forward returns and changes agrees with the reference's, to a tolerance. Decided
-                in judge/judgement.py, `check`; what is drawn and how closely it must agree in judge/reference.py
+    correct     in every trial the forward returns and changes what the reference does, to a tolerance. Decided in
+                judge/judgement.py (`check`); judge/reference.py draws inputs and sets the tolerance
     speedup     time of the reference / time of the candidate, for one forward
     coverage    time in the candidate's own kernels that matter / time of its whole forward. A kernel matters if the
                 output is wrong without it (judgement.py, `leave_out`)
 
-There are two clocks. Without a GPU the time is *modelled*: prices of operators, and of what a kernel's programs load,
-store and compute while Triton's IR of it is interpreted (judge/prices.py, judge/interpreter.py). With a GPU it is
-*measured* (judge/measured.py): CUDA graphs of both sides, on new inputs, from a cold cache. A Verdict says which; the
-two are never compared.
+There are two clocks. Without a GPU the time is *modelled* (judge/prices.py). Each PyTorch operator has a price. A
+kernel costs what its programs load, store and compute while its Triton IR is interpreted (judge/interpreter.py). With a
+GPU the time is *measured*: CUDA graphs of both sides run on new inputs from a cold cache (judge/measured.py). A Verdict
+says which clock it is from. We never compare times of the two.
 
-    trainer -- Sandbox -- judge      a few, each with some tasks: references, inputs, comparison, clock. A candidate's
-                  |                  Python does not run here, only its *program*
-                  '------ recorder   one a candidate, jailed, without a GPU: runs the candidate's file and calls forward
-                                     on tensors without values. It hands back the program: operator calls and kernel
-                                     launches, as data. Triton has compiled the kernels
+Two kinds of process do the work, a few judges and one recorder for each candidate:
 
-Both clocks follow one order. *Read* the text. *Record* the forward twice: both programs must be equal. *Check*: in each
-trial run the program on new inputs, then the reference, and compare. *Leave out* each kernel in turn. *Time* both.
+    recorder    runs the candidate's Python, in a jail and without a GPU. It calls forward on tensors that have shapes
+                but no values, and hands back a *program*: operator calls and compiled kernel launches, as data
+    judge       has the references, inputs, comparison and clock. It runs programs, never a candidate's Python
 
-What we promise, how it is kept, and what is not promised:
+A candidate goes through five steps, on both clocks:
 
-    The candidate's Python       It runs in the recorder, which has none of them.
-    never meets the reference,
-    the answers or the clock
-    Only the recorded program    It is data: operators and launches, no Python.
-    counts                       Not: on a GPU it is native code, which could walk through its process's memory.
-    Correct on inputs that it    Inputs come from a keyed hash of the run's secret, the task, the text and the trial.
-    has not seen, with the       The secret is drawn once for a run and is never in a recorder's memory; no --seed does
-    reference's side effects     this job. Rows of inputs have many structures, parameters are perturbed, and changed
-                                 inputs, parameters and buffers are compared, too.
-                                 Not: errors in small values of an output that has far larger ones.
-    Fast by its own work         A kernel without which the output is the same does not count. Times are taken with
-                                 perturbed parameters. While a GPU times a candidate, inputs are new and outputs are
-                                 checked, to 1e-2.
-                                 Not: results that native code keeps in memory between the calls of one batch.
-    The modelled clock ranks     Rank correlation with measured speedups: 0.83 on new problems (results/).
-    honest kernels as a GPU      Not: programs written to please the price table, and races between programs of a
-                                 launch. It is a teaching clock; train for a result with a GPU. What has no price is
-                                 refused there, by name.
-    A candidate costs only       Limits on time, memory, processes and threads, files, the size of text and messages. A
-    itself                       judge or recorder that dies is started again, and other candidates are judged.
-    The machine                  A jail around every process with a candidate's Python (judge/processes.py): programs
-                                 are read-only, /tmp is empty, no network, no capabilities, none of the user's files.
-                                 Where it cannot start, a line on stderr says so, and only limits apply.
-                                 Not: a deliberate attack on the kernel or the GPU's driver. Files that this user may
-                                 read in /usr, /etc and /opt can be read.
+    read        the text
+    record      the forward twice; both programs must be equal
+    check       in each trial run the program on new inputs, then the reference, and compare
+    leave out   each kernel in turn: does it matter?
+    time        both sides
 
-We do not look for: kernels that only move what PyTorch computed; wrong hints to the compiler; costs without a price,
-such as cache misses. Not supported: CUDA C++, operators of one's own, values that the host reads back.
+What we promise, how we keep it, and what we do not promise:
+
+    1. The candidate's Python never meets the reference, the answers or the clock.
+         how   It runs in the recorder, which has none of the three.
+    2. Only the recorded program counts.
+         how   A program is data: operators and launches, no Python.
+         not   On a GPU kernels are native code, which could read the memory of the judge's process.
+    3. "Correct" means correct on inputs that the candidate has not seen, side effects included.
+         how   Inputs follow from a keyed hash of the run's secret, the task, the text and the trial. The secret is new
+               in each run; no recorder has it, and --seed does not set it. Inputs have many structures, and
+               parameters are perturbed. Inputs, parameters and buffers that the reference changes are compared, too.
+         not   Errors in small values of an output that also has far larger ones.
+    4. "Fast" means fast by the candidate's own work.
+         how   A kernel does not count if the output is the same without it. Parameters are perturbed while we time. On
+               a GPU timed inputs are new, and timed outputs are checked, to 1e-2.
+         not   Results that native code keeps in memory between the calls of one batch.
+    5. The modelled clock ranks honest kernels as a GPU does.
+         how   We publish its rank correlation with measured speedups on new problems, 0.83 (results/). It refuses, by
+               name, an operation without a price.
+         not   Programs written to please the prices, and races between programs of a launch. It is a teaching clock:
+               for results use a GPU.
+    6. A candidate costs only itself.
+         how   Time, memory, processes, threads, files, text and messages have limits. A judge or recorder that dies is
+               started again, and other candidates are judged.
+    7. A candidate cannot reach the user's files or the network.
+         how   Every process with a candidate's Python runs in a jail (judge/processes.py): programs are read-only, /tmp
+               is empty, and there is no network, no capability and no file of the user's. If the jail cannot start, a
+               line on stderr says so, and only the limits apply.
+         not   A deliberate attack on the kernel or the GPU's driver. Files in /usr, /etc and /opt that this user may
+               read can be read.
+
+We do not check three things: kernels that only move what PyTorch computed, wrong hints to the compiler, and costs
+without a price, such as cache misses. A candidate is rejected, with a message, if it uses CUDA C++ or custom operators,
+or if it reads values back to the host.
 """
 
 if __name__ == "__main__":
@@ -75,7 +84,7 @@ from command.files import user_error
 from command.process import UserError, run_command
 from tasks import load_task
 
-PRECISE = 0.2  # seconds of timing a candidate outside of training, where the interval around its speedup counts
+PRECISE_SECONDS = 0.2  # seconds of timing (Settings.measure) in bench.py, which reports the interval around a speedup
 JSON_FIELDS = ("compiled correct speedup coverage clock reference_ms candidate_ms rejected error bandwidth "
                "arithmetic").split()  # the last two: shares of the roofline, see Verdict
 
@@ -94,18 +103,18 @@ class Settings:
 
     device: str = "cpu"  # or "cuda", "cuda:1", ...
     clock: str | None = None  # "modelled" or "measured"; None: modelled on the CPU, measured on a GPU
-    trials: int = 5  # of each candidate, each with fresh inputs; the third finds what earlier ones left in buffers
+    trials: int = 5  # for each candidate, with fresh inputs; the third finds outputs kept from earlier ones
     tolerance: float = 1e-4  # how closely outputs must agree; papers before 2026 used 1e-2
-    secret: str | None = None  # hex digits; the inputs follow from it, and when modelled the verdicts. None: drawn
-    timeout: float = 60.0  # seconds for recording one candidate and, without a GPU, for judging it; with one, checking
-    #                        it and timing it have 20 s each, without waiting for the GPU
-    memory: int | None = None  # bytes of host memory for a candidate; None: 8 GiB of addresses, with a GPU 32 GiB
+    secret: str | None = None  # hex digits, from which all inputs follow. None: drawn at random
+    timeout: float = 60.0  # seconds for recording one candidate, and without a GPU for judging it. With a GPU checking
+    #                        it and timing it have 20 s each; waiting for the GPU does not count
+    memory: int | None = None  # bytes of memory for a candidate; None: 8 GiB, with a GPU 32 GiB
     workers: int | None = None  # candidates judged at the same time; None: the number of CPU cores, at most 16
     baseline: str = "eager"  # or "compile": speedups are over torch.compile of the reference
-    measure: float = 0.03  # seconds of timing each candidate, up to four times as long where something disturbs it; at
-    #                        least 8 batches of calls of candidate and reference each, or 5 long ones
+    measure: float = 0.03  # seconds of timing each candidate, up to four times as long if times scatter; at least 8
+    #                        batches of calls of candidate and reference each, or 5 long ones
     require_kernel: bool = True  # reject a candidate without a kernel of its own
-    tasks: int = 1  # measured clock: tasks whose candidates are checked at the same time; one candidate alone is timed
+    tasks: int = 1  # measured clock: tasks whose candidates are checked in parallel (one candidate is timed at a time)
 
     def completed(self):
         """These settings without any None. Raises UserError for a device that is not there, or for wrong values."""
@@ -146,10 +155,10 @@ class Sandbox:
         self.pool = Pool(asdict(self.settings))
 
     def submit(self, pairs) -> list:
-        """Have (task, code) pairs judged in the background. A Future of a Verdict for each, in their order.
+        """Judge (task, code) pairs in the background. Returns a Future of a Verdict for each, in their order.
 
-        A Future raises TaskError when its task cannot be used, or when the sandbox is closed meanwhile. A pair that has
-        been judged is not judged again, nor is one that waits or is being judged: equal pairs share a Future.
+        Equal pairs are judged once. A Future raises TaskError if its task cannot be used, or if the sandbox is closed
+        before there is a verdict.
         """
         return self.pool.submit(pairs)
 
@@ -165,17 +174,17 @@ class Sandbox:
         self.waited += time.monotonic() - began
 
     def sampling(self):
-        """A context within which the model may use the GPU: no kernel is being timed then.
+        """A context in which the model may use the GPU: no kernel is timed meanwhile.
 
-        Entering it waits until no kernel is timed. Kernels that are submitted meanwhile are recorded, compiled and
-        checked; they are timed when it is left.
+        Entering it waits for the kernel that is being timed. Kernels that are submitted meanwhile are recorded,
+        compiled and checked; they are timed afterwards.
         """
         return gpu_lock(self.pool.settings["gpu"], SHARED)
 
     def prepare(self, tasks):
-        """Load these tasks in the background, as many as fit, while candidates of them are being written.
+        """Load these tasks in the background, as many as fit, while the model writes candidates for them.
 
-        It only has an effect with the measured clock. A task that could not be used is tried again.
+        Without a GPU it loads nothing. A task that could not be used is tried again.
         """
         self.pool.prepare(tasks)
 
@@ -197,7 +206,7 @@ class Sandbox:
 def feedback(verdict):
     """The text of the next user message: what is wrong and where, or how fast and what takes the time.
 
-    At most about 80 words, without control characters of the candidate's.
+    At most about 80 words. Control characters in the candidate's text are removed.
     """
     if verdict.rejected:
         return f"Rejected: {printable(verdict.rejected)}."

@@ -1,10 +1,10 @@
 """The Selection role: which skills may help with this task?  (Paper: BM25 recall, then LLM reranking.)
 
     recall     BM25 with the task's text as the query: at most 20 candidate skills of the library
-    select     the model is asked k times which of them to use, and each answer chooses at most 3: a *selection*
+    select     k replies of the model; each names at most 3 of these candidates to use: a *selection*
 
-A task's k selections and the null selection (no skills) make the k + 1 schemes that the Policy's rollouts are spread
-over. This file knows nothing of kernels, results or optimisers: reinforce.py fills in the reward, advantages.py the
+A task's k selections and the null scheme (no skills) are the k + 1 schemes that the Policy's rollouts are spread over.
+This file knows nothing of kernels, results or optimisers: reinforce.py fills in the reward, advantages.py the
 advantage.
 """
 
@@ -21,7 +21,7 @@ from tasks import Task
 
 CANDIDATES = 20  # paper: BM25 keeps the top 20 with a score above 0
 TASK_CHARACTERS = 1000  # of the task that Selection sees
-LARGE_TASK_CHARACTERS = 100_000  # the same for a model over a billion parameters: the release's script for 14B
+LARGE_TASK_CHARACTERS = 100_000  # with a model over a billion parameters, as in the release's script for 14B
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Selection:
 def words(text) -> list[str]:
     """The words that BM25 compares. Paper: lower case, split at blanks and `_ - /`, without other punctuation.
 
-    That makes nn.LayerNorm(x) one word, which no skill contains. So we add the identifiers in it, the parts of a name
-    in CamelCase, and names with `_` as one word: layer_norm, LayerNorm and layernorm share a word.
+    That makes nn.LayerNorm(x) one word, which no skill contains. So we add three kinds of words: the identifiers in it,
+    the parts of a CamelCase name, and a name with `_` as one word. Then layer_norm, LayerNorm and layernorm match.
 
     >>> words("Fuse-pointwise: nn.LayerNorm(x)")
     ['fuse', 'pointwise', 'nnlayernormx', 'nn', 'layernorm', 'x', 'layer', 'norm']
@@ -67,8 +67,8 @@ def recall(library, query, top=CANDIDATES) -> list[Skill]:
     """The `top` skills whose BM25 score for a query (a `task_text`) is greatest and above 0, best first.
 
     BM25 weighs a word that n of N skills contain by its idf. We take that of BM25+, log((N + 1) / n). Okapi's idf is 0
-    for n = N / 2 and negative above it, so in a small library the words that its skills share would not count. (delta=0
-    leaves out what else BM25+ changes.) In a library of one or two skills no word counts, so all of them are offered.
+    for n = N / 2 and negative above it, so in a small library the words that its skills share would not count. With
+    delta=0 the idf is all that we take from BM25+. A library of one or two skills needs no ranking: all are offered.
     """
     if len(library) < 3:
         return library.skills[:top]
@@ -87,15 +87,16 @@ def recall(library, query, top=CANDIDATES) -> list[Skill]:
 
 
 def task_text(task) -> str:
-    """What Selection and BM25 read of a task: its source. A file of prompts may show more (`selection_task`)."""
+    """What Selection and BM25 read of a task: its source, or what `selection_task` in a file of prompts says."""
     source = task.source.strip()
     return fill("selection_task", source=source, policy_user=fill("policy_user", task_description=source, skills=""))
 
 
 def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dict]:
-    """The prompt: the beginning of the task, and of each candidate its name, description, scope and tags.
+    """The prompt: the task's first `characters`, and each candidate's name, description, scope and tags.
 
-    The candidates' content is not shown (paper), so that 20 of them fit.
+    It does not show the candidates' content (paper), so that 20 of them fit. `file_tree` is the release's name for
+    their list.
     """
     listed = "\n".join(skill_text("candidate", skill, number) for number, skill in enumerate(candidates, 1))
     return role_messages("selection", task_description=task_text(task)[:characters], file_tree=listed,
@@ -103,7 +104,7 @@ def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dic
 
 
 def fitting_prompt(model, task, candidates, longest) -> tuple[list[int], list[Skill]]:
-    """(token ids of the prompt, the candidates in it): the last candidates are left out until the prompt fits.
+    """Drop the lowest-ranked candidates until the prompt fits. Returns (its token ids, the candidates in it).
 
     longest: most tokens of the prompt, or None for no limit.
     """
@@ -118,7 +119,7 @@ def fitting_prompt(model, task, candidates, longest) -> tuple[list[int], list[Sk
 def read_selection(call, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]]:
     """(chosen skills in the reply's order, names dropped) of a sampled call's arguments. Never raises.
 
-    call: a dict that may hold anything; None where the reply has no call.
+    call: any dict, since the model wrote it; None if the reply has no call.
     """
     entries = (call or {}).get("selected_skills")
     if not isinstance(entries, list):
@@ -127,7 +128,7 @@ def read_selection(call, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]
     chosen = {}
     dropped = []
     for entry in entries:
-        # a bare list of names is understood, too
+        # A plain list of names is valid, too.
         name = str(entry.get("name") if isinstance(entry, dict) else entry).strip()
         if name in offered and (name in chosen or len(chosen) < MOST_SKILLS):
             chosen[name] = offered[name]  # a repeated name is chosen once
@@ -141,7 +142,7 @@ def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) 
 
     Evaluation asks once, greedily: k = 1, temperature 0. A prompt over sampling.max_prompt_tokens loses its last
     candidates until it fits. A task without candidates gets k empty selections, without asking the model.
-    bm25_only (ablation): the k selections are the first 3 skills that BM25 recalls, without asking the model.
+    bm25_only (ablation): each of the k selections is BM25's first 3 skills, without asking the model.
     """
     selections = []
     prompts, asked = [], []  # asked: the selections that the replies to the prompts fill in
@@ -166,11 +167,11 @@ def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) 
 
 
 def selection_metrics(selections, initial_names) -> dict:
-    """What metrics.jsonl says of a step's selections. initial_names: of the skills that the run began with.
+    """What metrics.jsonl says of a step's selections. initial_names: of the skills before the first step.
 
     reward_selection    mean reward of a selection, which is the mean of its rollouts' best rewards
     selected            mean number of skills in a selection
-    selected_learnt     skills in all selections that the run has learnt itself; each selection of a skill counts
+    selected_learnt     number of skills in all selections that the run has learnt; a skill selected twice counts twice
     """
     rewards, sizes, learnt = [], [], 0
     for selection in selections:

@@ -9,39 +9,40 @@
 
 Four steps (paper: cold start):
 
-    examples    chats whose assistant messages are correct answers, in five kinds: policy turns without and with skills,
-                selection calls, summary calls with and without skills (synthetic/examples.py); diversity filter
-    tokens      each chat as token ids with a mask: loss on what the assistant writes, not on what it reads
+    examples    chats of five kinds: policy turns without and with skills, selection calls, summary calls with and
+                without skills (synthetic/examples.py). The replies that are learnt are correct; earlier replies of a
+                chat may be wrong on purpose. Then the diversity filter
+    tokens      each chat as token ids with a mask: only the assistant's tokens have a loss
     batches     examples of about the same length together, padded to one of a few widths
     training    AdamW, or from random weights Muon; cosine schedule with warm-up (fast/train_step.py)
 
-The loss of a batch of R sequences is a weighted cross-entropy. M_i: positions of sequence i whose next token is learnt:
+The loss of a batch of R sequences is a weighted cross-entropy. M_i is the set of positions p of sequence i whose next
+token t_{p+1} is learnt. (These symbols are this file's own.)
 
     L = -sum over i, and over p in M_i, of w_i log pi(t_{p+1} | t_1 ... t_p)
 
-With --model everything is as in the release (verl_patch/trainer/code/fsdp_sft_trainer.py): every sequence weighs the
-same, so that a short tool call counts as much as a long kernel. From random weights our own values teach a tiny model
-faster: there every token weighs the same.
+With --model, loss, batch and schedule are the release's (verl_patch/trainer/code/fsdp_sft_trainer.py). There every
+sequence weighs the same, so a short tool call counts as much as a long kernel. From random weights every token weighs
+the same: these values are ours, and teach a tiny model faster.
 
                         with --model                        from random weights
     w_i                 1 / (R |M_i|)                       1 / sum over j of |M_j|
     batch               64 sequences                        32,768 tokens
     learning rate       2e-5: 10 % warm-up, then to 0       3e-3: 2 % warm-up, then to 5 %
     weight decay        0.01, of every parameter            0.1, of matrices
-    a sequence that     is cut at the right                 is left out
-    is too long
+    too long            cut at the right                    left out
 
-The released checkpoints were trained with a chat template of their own. To train with it, save it as a file for
---chat-template (results/faithful.md says where it is, and how the release's gradient differs).
+The released checkpoints were trained with their own chat template. To train with it, save it as a file and pass it as
+--chat-template. results/faithful.md says where it is, and how the release's gradient differs.
 
-How this differs from the paper: the examples are written by a program that knows twelve techniques, not by a large
-model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
-tokenizer and random weights are made in synthetic/tiny.py.
+This differs from the paper: a program that knows twelve techniques writes the examples, not a large model. So the cold
+start runs offline. --data uses the paper's released rows instead. synthetic/tiny.py makes the tiny model's tokenizer
+and random weights.
 
-It leaves in --out the model with its tokenizer, a skill library, and sft.json (options, number of examples and tokens,
-seconds of the training since --resume, history of the loss). The library is a seed of five skills: RL has to find the
-other techniques. After --data and --from-rollouts it is the one that --model had. While it trains there is training.pt,
-written every five minutes, with weights, optimiser, number of the next step and options. --resume makes the same
+In --out it leaves the model with its tokenizer, a skill library, and sft.json. The latter holds the options, the number
+of examples and tokens, the seconds of training (since --resume) and the history of the loss. With the built-in examples
+the library holds five seed skills, so RL has to find the other techniques. With --data or --from-rollouts it is the
+library of --model. Every five minutes the state of the training is saved as training.pt. --resume makes the same
 examples again and continues from there.
 """
 
@@ -63,7 +64,7 @@ from typing import ClassVar
 
 from command.options import check_together, complete, flag, option, parse, parse_early
 
-# Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). What has no option is listed above.
+# Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). The table above has its other values.
 PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
 
 
@@ -76,7 +77,7 @@ class Options:
     out: str = option("", "folder for the model, its tokenizer and its seed skill library")
     resume: bool = option(False, "continue the training in --out, with the same options")
     device: str = option("", "of the training; default: cuda if there is a GPU", choices=("cpu", "cuda"))
-    seed: int = option(0, "of weights, batches and filter")
+    seed: int = option(0, "seed of weights, batches and filter")
     processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
     model: str = option("", "pretrained model to start from: loss, schedule, weight decay and truncation are then the "
                         "release's (see the head of sft.py); without it a tiny one is made from random weights")
@@ -86,12 +87,12 @@ class Options:
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
-    executed: int = option(2_000, "problems for executed multi-turn trajectories, of either kind")
+    executed: int = option(2_000, "problems, and lessons, that are solved over several turns in the sandbox")
     redundant: int = option(170_000, "examples about redundant operators (synthetic/lessons.py)")
     lessons: int = option(640_000, "short lessons about them, which are learnt first, once")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
     epochs: float = option(3.0, "passes over the examples; with --model 4", above_0=True)
-    batch_tokens: int = option(32_768, "tokens computed at once, with padding", above_0=True)
+    batch_tokens: int = option(32_768, "tokens of one forward pass, with padding", above_0=True)
     batch_sequences: int = option(0, "sequences in a batch; 0: as many as --batch-tokens allow; with --model 64")
     lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
     offload: bool = option(False, "with --model: keep the optimiser's state in the host's memory (Qwen3-8B on 80 GB)")
@@ -134,22 +135,24 @@ def read_options(argv) -> Options:
 # ----------------------------------------------------------------------------------------------------------------------
 # Examples, and the diversity filter
 
-REPEAT_EXECUTED = 3  # how often an executed trajectory counts in an epoch
+REPEAT_EXECUTED = 3  # an executed trajectory is learnt so often in an epoch
 
 
 def built_in_examples(options) -> list[Example]:
     """The examples of the built-in cold start, after the diversity filter.
 
-    Single turns and selections are only written. Trajectories of several turns are executed as well, in the sandbox
-    without a GPU, as they hold its feedback. They take far longer to make, so there are fewer, and each counts several
-    times.
+    Single turns and selections are written without running anything. Trajectories of several turns hold the sandbox's
+    feedback, so their kernels are run in it, without a GPU. That takes far longer, so there are fewer of them, and each
+    counts several times.
     """
-    written = write_examples(0, options.problems, False, options.processes, "single turns and selections")
-    executed = write_examples(500_000_000, options.executed, True, options.processes, "trajectories")
+    written = write_examples(0, options.problems, execute=False, processes=options.processes,
+                             title="single turns and selections")
+    executed = write_examples(500_000_000, options.executed, execute=True, processes=options.processes,
+                              title="trajectories")
     examples = written + executed
     if options.diversity_filter:
         examples = diversity_filter(examples, random.Random(options.seed))
-    ids = set(map(id, executed))
+    ids = set(map(id, executed))  # the filter keeps the objects, so this finds the executed ones among them
     return examples + [e for e in examples if id(e) in ids] * (REPEAT_EXECUTED - 1)
 
 
@@ -163,7 +166,7 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
         of one kind, with the same skills as their answer             per_share * max(N / A, 50)
         of one kind, of the same operator family                      per_share * N / F
 
-    N: examples of that kind; A: distinct answers among them; F: operator families of all examples.
+    N is the number of examples of that kind, A of distinct answers among them, F of operator families in all examples.
     """
     order = list(examples)
     rng.shuffle(order)
@@ -173,7 +176,7 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
     answers = Counter(kind for kind, _ in pairs)
     counts, kept = Counter(), []
     for e in order:
-        caps = {}  # what this example counts for -> how many examples of that are kept
+        caps = {}  # class that this example belongs to -> most examples of that class
         if e.kernel:
             caps[e.kernel] = per_kernel
         if e.skills:
@@ -189,7 +192,7 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Tokens. Each reply is learnt in its whole conversation, as the rollouts of RL will show it to the model. An encoded
-# example is a pair of arrays (chat/rows.py): token ids (L,), int32, and a mask (L,), True on what is learnt.
+# example (chat/rows.py) is a pair of arrays of length L: int32 token ids, and a mask that is True on what is learnt.
 
 
 def encode_examples(tokenizer, examples) -> list:
@@ -218,8 +221,8 @@ def load_data(options, chat) -> tuple:
     messages = itertools.chain.from_iterable(e.messages for e in shown)
     texts = [message["content"] for message in messages]
     tokenizer = chat.tokenizer if chat else train_tokenizer(texts, vocabulary=2048)
-    data = in_processes(functools.partial(encode_examples, tokenizer), examples, 500, options.processes,
-                        torch.set_num_threads, (1,), "tokens")
+    data = in_processes(functools.partial(encode_examples, tokenizer), examples, size=500, processes=options.processes,
+                        start=torch.set_num_threads, arguments=(1,), title="tokens")
     lessons = write_lessons(tokenizer, 0, options.lessons, options.processes, brief=True)
     data += write_lessons(tokenizer, 100_000_000, options.redundant, options.processes)
     data += REPEAT_EXECUTED * write_lessons(tokenizer, 200_000_000, options.executed, options.processes, execute=True)
@@ -234,7 +237,7 @@ WIDTHS = [256, 320, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048,
 
 
 def width_for(length) -> int:
-    """The smallest of WIDTHS that an example of this length fits into. `fit` sees to longer ones than WIDTHS[-1].
+    """The smallest of WIDTHS that an example of this length fits into. No example is longer than WIDTHS[-1]: see `fit`.
 
     >>> [width_for(length) for length in (1, 256, 257)]
     [256, 256, 320]
@@ -245,7 +248,7 @@ def width_for(length) -> int:
 def fit(data, longest, cut) -> list:
     """Encoded examples of at most `longest` tokens. Longer ones are left out or, with `cut`, cut at the right.
 
-    An example of which nothing is learnt after the cut is left out, too: it would only make the batch's mean smaller.
+    An example of which nothing is learnt after the cut is left out, too: it would only dilute the batch's mean.
 
     >>> fit([("abc", "xyz"), ("a", "x")], 2, True), fit([("abc", "xyz"), ("a", "x")], 2, False)
     2 examples, 1 longer than 2 tokens: 1 cut, 0 left out
@@ -267,16 +270,16 @@ def fit(data, longest, cut) -> list:
 def plan_batches(lengths, options, first=0) -> list[list[list[int]]]:
     """The batches of a whole training. Each is a list of parts, and a part is a list of indices of examples.
 
-    The parts of a batch are computed one after the other, and their gradients add up. A part holds examples of about
-    one width, as many as --batch-tokens allow, so that little is padding. Without --batch-sequences a batch is one
-    part. With it (paper: 64) a batch has that many examples of any widths, in at least as many parts as there are
-    ranks. If --epochs is a fraction, the last pass stops early. first: the index of the first example.
+    A part is one forward and backward pass. Gradients of a batch's parts add up. A part holds examples of about one
+    width, as many as --batch-tokens allow, so that little is padding. Without --batch-sequences a batch is one part.
+    With it (paper: 64) a batch has that many examples of any widths, in at least as many parts as there are ranks. If
+    --epochs is a fraction, the last pass stops early. first: the index of the first example.
     """
     rng = random.Random(options.seed)
     size, batches = options.batch_sequences, []
 
     def parts(indices, ranks_to_fill):
-        items = [(width_for(lengths[i]), 1, first + i) for i in indices]
+        items = [(width_for(lengths[i]), 1, first + i) for i in indices]  # (width, number of sequences, what it is)
         items.sort(key=lambda item: -item[0])
         return [*packed(items, min(options.batch_tokens, sum(width for width, _, _ in items) // ranks_to_fill))]
 
@@ -332,7 +335,7 @@ def train(model, lessons, data, pad, options) -> list[dict]:
     """Train on lessons, once, then on encoded examples, each once an epoch. Returns the history: step and loss L, every
     100 steps.
 
-    pad: a token id. With several ranks each trains on its share of a batch, and the loss is the sum over ranks.
+    pad: the padding token's id. With several ranks each trains on its share of a batch; losses are summed over ranks.
 
     Every SAVE_EVERY seconds it saves all that --resume needs to go on as if nothing had happened: on a CPU the weights
     are then equal bit for bit. What was trained after the last save is trained again.
@@ -367,7 +370,7 @@ CHANGEABLE = {"resume", "processes", "out", "offload"}
 
 
 def check_folder(options):
-    """Raise UserError if --out holds a training; with --resume, if it holds none that is begun and not complete."""
+    """Raise UserError if --out holds a training. With --resume, raise it if there is none to continue."""
     begun = Path(options.out, CHECKPOINT).is_file()
     if options.resume and not begun:
         raise UserError(f"--resume: {options.out} holds no {CHECKPOINT} to continue from")
@@ -378,8 +381,8 @@ def check_folder(options):
 def restore(step, options) -> tuple[int, list]:
     """(steps done, history of the loss). With --resume, weights and optimiser become those of the checkpoint.
 
-    Raises UserError for a checkpoint that cannot be read, or that was made with other options: with these the examples
-    and their batches would be others. The number of ranks may differ, because the file holds the whole state.
+    Raises UserError for a checkpoint that cannot be read, or that was made with other options: these would give other
+    examples and batches. The number of ranks may differ, because the file holds the whole state.
     """
     if not options.resume:
         return 0, []
@@ -412,7 +415,7 @@ def main(argv=None) -> int:
     Path(options.out).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     tokenizer, lessons, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)
-    # A pretrained model has its weights in bfloat16 above 1e9 parameters, else in float32.
+    # While it is trained, a pretrained model has bfloat16 weights above 1e9 parameters, else float32.
     model = chat.model if chat else tiny_model(tokenizer).to(options.device)
     longest = min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1]))
     fitting = fit(data, longest, cut=bool(options.model))

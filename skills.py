@@ -1,14 +1,15 @@
 """What is a skill, and how does the library grow and persist?  (Paper: skill library, flush.)
 
-A skill is a piece of advice in words that the policy may be shown. The Summary role writes it, execution verifies it,
-and BM25 finds it again (selector.recall). The library is a list of skills in memory, and a JSON-lines file on disk in
-the release's format:
+A skill is advice in words. The Summary role writes it, execution verifies it, BM25 finds it again (selector.recall),
+and the Policy sees it in its prompt if Selection chooses it. The library is a list of skills in memory, and a
+JSON-lines file on disk in the release's format:
 
     library = SkillLibrary.of_model("checkpoints/tiny")     skill_library.jsonl in the model's folder, or an empty one
-    skill = library.add(skill)                              a staged skill joins after the update, under a unique name
+    skill = library.add(skill)                              the skill joins, under a unique name
     library.save(path)                                      written in one instant
 
-This file knows nothing of models or GPUs.
+A skill that passed verification in a training step is *staged*: it joins after the step's update. This file knows
+nothing of models or GPUs.
 """
 
 import contextlib
@@ -27,16 +28,16 @@ class Skill:
 
     name: str
     description: str
-    scope: str  # "general" or "task_specific/<family>"; stored and shown, but no metric follows how it changes
+    scope: str  # "general" or "task_specific/<family>"; prompts show it, but no metric uses it
     tags: tuple[str, ...]
     content: str  # sections Motivation, Key Idea, Example
-    verify_speedup: float | None = None  # of the kernel that proved it; None for seeds, which are unverified
+    verify_speedup: float | None = None  # of the kernel in its verification; None for seed skills, which have none
 
 
 def skill_from_json(record) -> Skill:
-    """A parsed line as a Skill; unknown fields are ignored. Raises KeyError, TypeError or ValueError for any other.
+    """A parsed line as a Skill; unknown fields are ignored. Raises KeyError, TypeError or ValueError if it is no skill.
 
-    A line without a scope is general, and tags that are no list count as none (so it is in the authors' files).
+    The authors' files hold lines without a scope, which we read as general, and tags as one text, which we leave out.
 
     >>> skill_from_json({"name": "a", "description": "b", "tags": "x, y", "content": "c"})
     Skill(name='a', description='b', scope='general', tags=(), content='c', verify_speedup=None)
@@ -54,7 +55,7 @@ def skill_from_json(record) -> Skill:
 
 
 class SkillLibrary:
-    """Skills with unique names, oldest first. A name therefore identifies a skill: transcripts and metrics use it.
+    """Skills with unique names, oldest first. So transcripts and metrics can refer to a skill by its name.
 
     Skills join, after the update of a step (paper: flush), and are never changed or removed.
     """
@@ -86,7 +87,7 @@ class SkillLibrary:
     def load(cls, path):
         """A library from JSON lines. Raises UserError with the number of a line that is no skill.
 
-        Unlike command.files.read_lines it takes a last line without a line break, since people edit these files.
+        Unlike command.files.read_lines it accepts a last line without a line break, since people edit these files.
         """
         library = cls()
         for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
@@ -97,7 +98,7 @@ class SkillLibrary:
 
     @classmethod
     def of_model(cls, model):
-        """The library in a model's folder, or beside a model on the hub. Without one, an empty library.
+        """The library in a model's folder, or in its repository on the hub. Without one, an empty library.
 
         model: a path, or a hub id such as Qwen/Qwen3-8B. A model without a library is no error: the release's runs
         begin with an empty one. Raises UserError as `load` does.

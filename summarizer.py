@@ -1,17 +1,18 @@
 """The Summary role: what lesson does the best rollout hold, and does execution confirm it?  (Paper: summary trigger,
 skill proposals, verification by execution.)
 
-    trigger(trajectory, gain)      was a later turn faster than a correct first one by enough to be worth a lesson?
+    trigger(trajectory, gain)      is the first turn correct, and the best one faster than it and PyTorch by a factor g?
     propose(model, winners, s)     s answers for each task's best triggering rollout; their proposals checked for form
-    verify(model, sandbox, ...)    each of these proposals is verified by one greedy attempt at the same task
+    verify(model, sandbox, ...)    one greedy attempt at the same task, with the proposed skill, for each proposal
     best_skill(summaries)          the proposal to stage for a task
-    summary_reward(summary)        what an answer has earned
+    summary_reward(summary)        the reward of an answer
 
-A proposal is verified once: sampling several attempts would tell a reproducible speedup from luck, but would cost as
-much as the rollouts themselves. One attempt is greedy, so that it does not depend on a draw.
+A proposal is verified by one attempt. Several would show whether the speedup is luck, but would cost as much as the
+rollouts. The attempt is greedy, so that it does not depend on random numbers.
 
-In formulas v is a speedup and g the gain that is asked for (--set min_gain, 1.2 in the paper). This file knows nothing
-of gradients or snapshot files: reinforce.py fills in the reward, advantages.py the advantage.
+In formulas v is a speedup over PyTorch, v_1 that of a rollout's first turn, and g the required factor (--set min_gain,
+1.2 in the paper). This file knows nothing of gradients or snapshot files: reinforce.py fills in the reward,
+advantages.py the advantage.
 """
 
 import re
@@ -25,18 +26,18 @@ from policy import SPEEDUP_CAP, Trajectory, Turn, mean, policy_messages, rollout
 from skills import Skill
 from tasks import Task
 
-MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content; a little over is accepted
+MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content. We accept 25 % more.
 # Why a proposal was rejected, in the order of the checks; metrics and curves use these words.
 REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "not correct", "too slow")
 
 
 @dataclass
 class Proposal:
-    """One skill out of a summary, and what became of it."""
+    """One skill that a summary proposes, and what became of it."""
 
     written: object  # the entry of new_skills as the model wrote it
-    skill: Skill | None = None  # None when malformed; verify_speedup is set once it has passed
-    known: bool = False  # the library has it already: it is verified and rewarded like any other, but not staged
+    skill: Skill | None = None  # None if malformed; its verify_speedup is set when it has passed
+    known: bool = False  # already in the library: verified and rewarded like any other, but not staged
     rejected: str | None = None  # one of REASONS
     detail: str = ""  # what exactly was wrong
     attempt: Turn | None = None  # the verification
@@ -48,9 +49,9 @@ class Summary:
     """One answer of the Summary role to the best triggering rollout of a task."""
 
     task: Task
-    winner: Trajectory
-    first: Turn
-    best: Turn
+    winner: Trajectory  # the triggering rollout
+    first: Turn  # the winner's first turn
+    best: Turn  # the winner's fastest correct turn
     completion: Completion
     proposals: list[Proposal] = field(default_factory=list)
     reward: float | None = None
@@ -60,7 +61,7 @@ class Summary:
 def summary_messages(task, skills, first, best) -> list[dict]:
     """What Summary sees: the task, the skills that the policy had, the first turn and the best one with their speedups.
 
-    first, best: (code, speedup) pairs. A user's file of prompts may also show what the Policy was asked (`asked`).
+    first, best: (code, speedup) pairs. A user's file of prompts may also show the Policy's prompt (`asked`).
     """
     in_use = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills).strip()
     injected = fill("skills_in_use", skills=in_use) if skills else PROMPTS["no_skills"]
@@ -78,8 +79,8 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 def trigger(trajectory, gain) -> tuple[Turn, Turn] | None:
     """(first turn, best turn) of a rollout that is worth a summary, else None.
 
-    Paper (summary trigger): correct_1 and v_best >= g max(1, v_1). So the first turn is correct, and the fastest
-    correct turn is g times as fast as PyTorch, and g times as fast as the first turn.
+    Paper (summary trigger): correct_1 and v_best >= g max(1, v_1). The first turn is correct, and the fastest correct
+    turn is at least g times as fast as PyTorch and at least g times as fast as the first turn.
     """
     first = trajectory.turns[0]
     if not first.verdict.correct:
@@ -91,7 +92,7 @@ def trigger(trajectory, gain) -> tuple[Turn, Turn] | None:
 
 
 def best_trigger(trajectories, gain) -> tuple[Trajectory, Turn, Turn] | None:
-    """(rollout, first turn, best turn) of one task's triggering rollout with the fastest best turn; None without any.
+    """(rollout, first turn, best turn) of a task's triggering rollout with the fastest best turn; None without one.
     """
     triggering = []
     for trajectory in trajectories:
@@ -108,23 +109,23 @@ def best_trigger(trajectories, gain) -> tuple[Trajectory, Turn, Turn] | None:
 def propose(model, winners, s, library, sampling, generator=None) -> list[list[Summary]]:
     """s summaries of every winner, all sampled in one batch (paper: s = 8, temperature 1.0, at most 2,048 tokens).
 
-    winners: (trajectory, first turn, best turn) of best_trigger. Each summary's proposals come back checked for form,
-    with the reason where one is rejected. A winner whose prompt is over sampling.max_prompt_tokens gets no summaries.
+    winners: (trajectory, first turn, best turn) of best_trigger. The proposals have been checked for form; a rejected
+    one has the reason. A winner whose prompt has more than sampling.max_prompt_tokens tokens gets no summaries.
     """
     prompts = []
-    prompted = []  # for each prompt the place of its winner
+    winner_of_prompt = []  # for each prompt its winner's index
     for place, (trajectory, first, best) in enumerate(winners):
         messages = summary_messages(trajectory.task, trajectory.skills, (first.code, first.verdict.speedup),
                                     (best.code, best.verdict.speedup))
         prompt = model.chat_ids(messages, UPDATE_TOOL)
         if not sampling.max_prompt_tokens or len(prompt) <= sampling.max_prompt_tokens:
             prompts += [prompt] * s
-            prompted += [place] * s
+            winner_of_prompt += [place] * s
     known = set()
     for skill in library.skills:
         known |= identity(skill)
     summaries = [[] for _ in winners]
-    for place, reply in zip(prompted, model.sample(prompts, sampling, generator)):
+    for place, reply in zip(winner_of_prompt, model.sample(prompts, sampling, generator)):
         trajectory, first, best = winners[place]
         call = model.tool_call(reply.text, "update_skill_library")
         proposals = read_proposals(call, known, lambda text: len(model.encode(text)))
@@ -133,10 +134,11 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
 
 
 def read_proposals(call, known=frozenset(), count_tokens=len) -> list[Proposal]:
-    """The proposals of a sampled call's arguments. Never raises; rejected ones carry their reason.
+    """The proposals in a sampled call's arguments. Never raises: a rejected proposal has its reason.
 
-    call: a dict that may hold anything; None where the reply has no call. known: the `identity` of the library's
-    skills; count_tokens: length of a text in tokens.
+    call            any dict, since the model wrote it; None if the reply has no call
+    known           keys (`identity`) of the library's skills
+    count_tokens    count_tokens(text) is the length of a text in tokens
 
     >>> [p.rejected for p in read_proposals(None)]
     ['no tool call']
@@ -163,7 +165,7 @@ def read_proposals(call, known=frozenset(), count_tokens=len) -> list[Proposal]:
 def form_problem(skill, number, count_tokens) -> tuple[str | None, str]:
     """(one of REASONS, detail) of a well-formed skill that is rejected, else (None, "").
 
-    number: how many proposals the answer has before it. count_tokens: length of a text in tokens.
+    number: of proposals before it in the answer. count_tokens(text): its length in tokens.
     """
     if number >= MOST_PROPOSALS:
         return "too many", ""
@@ -175,10 +177,10 @@ def form_problem(skill, number, count_tokens) -> tuple[str | None, str]:
 
 
 def identity(skill) -> frozenset[str]:
-    """Keys that make two skills the same if they share one: content, or name and description, whatever the spacing.
+    """Keys of a skill. Two skills are the same if they share a key: the content, or the name with the description.
 
-    A proposal that repeats a skill of the library is verified and rewarded, but not staged. A technique that keeps
-    passing would otherwise fill BM25's top 20 with its copies.
+    Spacing and case do not count. A proposal that is the same as a skill of the library is verified and rewarded, but
+    not staged. A technique that keeps passing would otherwise fill BM25's top 20 with its copies.
     """
     name = re.sub(r"-\d+$", "", skill.name)  # without the number that SkillLibrary.add gave it
     keys = skill.content, f"{name}\n{skill.description}"
@@ -186,7 +188,7 @@ def identity(skill) -> frozenset[str]:
 
 
 def parse_entry(entry) -> Skill:
-    """A well-formed entry of new_skills as a Skill. Raises ValueError that says what is wrong with any other."""
+    """An entry of new_skills as a Skill. Raises ValueError with the reason if the entry is malformed."""
     if not isinstance(entry, dict):
         raise ValueError("not an object")
     texts = [entry.get(key) for key in ("name", "description", "scope", "content")]
@@ -213,18 +215,18 @@ def parse_entry(entry) -> Skill:
 def verify(model, sandbox, summaries, sampling, gain):
     """Fill in `attempt`, and `rejected` or the skill's verify_speedup, of every proposal that passed the form check.
 
-    Paper (verification): the policy answers the same task once, greedily, with the winning scheme's skills and the new
-    one. All tasks' attempts run as one batch. Equal proposals share one attempt, since greedy answers to equal prompts
-    are equal. summaries: a list for each task. sampling: the policy's.
+    Paper (verification): the Policy answers the same task once, greedily, with the winner's skills and the new one. All
+    attempts run as one batch. Equal proposals share an attempt, since greedy answers to equal prompts are equal.
+    summaries: for each task the list of its summaries. sampling: the Policy's, here at temperature 0.
     """
-    verified = {}  # job, a (task, skills) pair -> the (summary, proposal) pairs that its attempt verifies
+    pairs_of_job = {}  # job, a (task, skills) pair -> the (summary, proposal) pairs that its attempt verifies
     for summary in sum(summaries, []):
         for proposal in summary.proposals:
             if not proposal.rejected:
                 job = summary.task, summary.winner.skills + (proposal.skill,)
-                verified.setdefault(job, []).append((summary, proposal))
-    attempts = rollout(model, sandbox, list(verified), 1, replace(sampling, temperature=0.0))
-    for pairs, attempt in zip(verified.values(), attempts):
+                pairs_of_job.setdefault(job, []).append((summary, proposal))
+    attempts = rollout(model, sandbox, list(pairs_of_job), 1, replace(sampling, temperature=0.0))
+    for pairs, attempt in zip(pairs_of_job.values(), attempts):
         for summary, proposal in pairs:
             apply_pass_rule(proposal, attempt.turns[0], summary.first, gain)
 
@@ -232,7 +234,7 @@ def verify(model, sandbox, summaries, sampling, gain):
 def apply_pass_rule(proposal, attempt, first, gain):
     """Paper (verification): a skill passes iff its attempt is correct and v >= g max(1, v_1).
 
-    v: the attempt's speedup; v_1: that of the winner's first turn. attempt, first: Turns.
+    v: the attempt's speedup. attempt, first: Turns; `first` is the winner's first turn.
     """
     verdict, proposal.attempt = attempt.verdict, attempt
     if not verdict.correct:
@@ -244,9 +246,9 @@ def apply_pass_rule(proposal, attempt, first, gain):
 
 
 def best_skill(summaries) -> Proposal | None:
-    """Of one task's summaries, the passing proposal with the fastest verification that is new (paper: it is staged).
+    """The new proposal with the fastest verification among those that passed, of one task (paper: it is staged).
 
-    Without verification (ablation) no speedup is known, and the first one is staged.
+    Without verification (ablation) no speedup is known, and the first well-formed new proposal is staged.
     """
     proposals = sum((summary.proposals for summary in summaries), [])
     passed = [proposal for proposal in proposals if not proposal.rejected and not proposal.known]
@@ -254,9 +256,10 @@ def best_skill(summaries) -> Proposal | None:
 
 
 def summary_reward(summary, verified=True) -> float:
-    """G_sum = max over passing proposals p of min(v_p, 6), 0 if none; v_p: speedup of the kernel that verified p.
+    """G_sum = max over passing proposals p of min(v_p, 6), or 0 if none passed. v_p: speedup of p's verification.
 
-    (Paper: the speedup that its best verified skill reached.) Without verification (ablation) v_p is 1.
+    The paper calls it the speedup that its best verified skill reached. Without verification (ablation) G_sum is 1 if
+    there is a well-formed proposal, else 0.
     """
     speedups = [proposal.skill.verify_speedup for proposal in summary.proposals if not proposal.rejected]
     if not verified:

@@ -1,19 +1,19 @@
-"""What a problem is, where problems come from, and which problems may be trained on (decontamination).
+"""What a problem is. This file has three topics, one after the other: sources, size, and decontamination.
 
 A problem is the text of a Python file in KernelBench's format: a class `Model(nn.Module)`, module-level constants,
-`get_inputs()` and `get_init_inputs()`, the two lists of positional arguments for `forward` and `__init__`. A candidate
-answers with a class `ModelNew` that has the same constructor and computes the same function.
+`get_inputs()` with the list of forward's arguments, and `get_init_inputs()` with the constructor's. A candidate answers
+with a class `ModelNew` that has the same constructor and computes the same function.
 
-Sources of problems, all giving `Task` records:
+1. Sources. Each gives `Task` records, and `task_stream` makes training tasks out of one of them:
 
-    builtin_tasks      the evaluation problems in `problems/`, written for this project; trained on by
-                       `reinforce.py --tasks builtin` only
+    builtin_tasks      the evaluation problems in `problems/`; only `reinforce.py --tasks builtin` trains on them
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
     parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
-    SYNTHESISED        problems without end, by the name of their distribution (synthetic/ enters them)
+    SYNTHESISED        endless problems, by the name of their distribution (synthetic/ adds them)
 
-`task_stream` makes training tasks out of one of them. `unfit` keeps them apart from the evaluation problems.
+2. Size: `scale_batch` enlarges a problem for a GPU, `too_large` says whether a CPU can run it.
+3. Decontamination: `unfit` keeps out training problems that do not run or resemble an evaluation problem.
 """
 
 import ast
@@ -37,11 +37,11 @@ from command.progress import in_words
 PROBLEMS = ROOT / "problems"
 
 # Built-in and synthesised problems are small (about 64 K elements a tensor), so that a CPU can interpret kernels. On a
-# GPU the same problem gets a batch this many times larger. The modelled clock divides the GPU's rates by the same
-# number, so that launches, bytes and FLOPs keep their proportions.
+# GPU the batch is this many times larger. The modelled clock divides the GPU's speed by the same number, so the costs
+# of launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
-INTERPRETED = 100_000  # elements of a problem's tensors that the interpreter gets through in a second, on 2 busy cores
-MOST_CHECKED = 2**25  # elements of a problem's tensors that `unfit` runs on the CPU: three forwards in about a second
+INTERPRETED = 100_000  # speed of the CPU's interpreter: elements of a problem's tensors a second, on 2 busy cores
+MOST_CHECKED = 2**25  # `unfit` runs problems of up to so many elements on the CPU: three forwards in about a second
 SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an endless iterator over Tasks
 
 
@@ -56,20 +56,18 @@ class Task:
     name: str  # unique within its source, such as "level1/3_softmax"
     level: int  # KernelBench's level: 1 single operators, 2 fused chains, 3 networks; 0 for synthesised problems
     source: str  # the problem file's text
-    family: str = ""  # of a synthesised problem: its head operator
+    family: str = ""  # of a synthesised problem: the operator that it is named after
 
 
 def load_task(path, level=0, name=None) -> Task:
-    """Read one problem file, which may also be named by its path in the repository (command.files.find_path).
+    """Read one problem file. `path` may be relative to the repository. name: default is the file's, without .py.
 
-    name: the file's name without .py where none is given. Raises TaskError if the file cannot be read, or lacks one of
-    the names of KernelBench's format. The text is not executed: `unfit` and the sandbox do that.
+    Raises TaskError if the file cannot be read or is not in KernelBench's format. Its text is not executed here.
     """
     path = find_path(path)
     with user_error(f"{path}: cannot read the problem", TaskError):
         source = path.read_text(encoding="utf-8-sig")
-    problem = malformed(source)
-    if problem:
+    if problem := malformed(source):
         raise TaskError(f"{path}: {problem}")
     return Task(name or path.stem, level, source)
 
@@ -96,9 +94,9 @@ def listed_tasks(path) -> list[Task]:
 def parquet_tasks(path) -> list[Task]:
     """The rows of a file in the layout of the paper's RL data (release: verl_patch/utils/dataset/rl_dataset.py).
 
-    Of a row, `reward_model.ground_truth` is the problem, and `extra_info.entry_point` the name of its class, which we
-    rename to Model, because our prompts ask for ModelNew. Both columns are objects, or JSON text. Rows that are no
-    problem are counted. Raises TaskError for KernelBench's problems, such as the paper's validation set.
+    A row's `reward_model.ground_truth` is the problem. `extra_info.entry_point` names its class, which we rename to
+    Model, because our prompts ask for ModelNew. Both columns are objects, or JSON text. Rows that are no problem are
+    counted. Raises TaskError for KernelBench's problems, such as the paper's validation set.
     """
     tasks, left_out = [], Counter()
     for number, row in enumerate(read_parquet(path, ["data_source", "reward_model", "extra_info"])):
@@ -106,11 +104,10 @@ def parquet_tasks(path) -> list[Task]:
             raise TaskError(f"{path}: KernelBench's problems are for evaluation only (bench.py --kernelbench)")
         info, reward = _object(row["extra_info"]), _object(row["reward_model"])
         entry, source = info.get("entry_point") or "Model", reward.get("ground_truth") or ""
-        if entry != "Model":  # a name behind a dot is another one: nn.LayerNorm, where the class is called LayerNorm
+        if entry != "Model":  # leave names behind a dot: nn.LayerNorm, if the class is LayerNorm
             source = re.sub(r"(?<![\w.])Model\b", "OtherModel", source)
             source = re.sub(rf"(?<![\w.]){re.escape(entry)}\b", "Model", source)
-        problem = malformed(source)
-        if problem:
+        if problem := malformed(source):
             left_out[problem.split(" (")[0]] += 1
         else:
             tasks.append(Task(f"{Path(path).stem}/{info.get('uuid') or number}", 0, source))
@@ -129,8 +126,8 @@ def _object(value) -> dict:
 def folder_tasks(folder, level=0) -> list[Task]:
     """Every .py file of a folder as a problem, in the order of their ids (`<id>_<name>.py`), then of their names.
 
-    A problem's name is folder/file, such as level1/3_softmax. With a level, files without an id are left out. Without
-    one (a user's folder) a line names each file that is no problem. Raises TaskError if there is no such file.
+    A problem's name is folder/file, such as level1/3_softmax. For a level, only files with an id count. Without a level
+    (a user's folder) we print the files that are no problem. Raises TaskError if there are no files.
     """
     folder, tasks = find_path(folder), []
     files = list(folder.glob("[0-9]*.py" if level else "*.py"))
@@ -157,8 +154,7 @@ def builtin_tasks(level=None, device="cpu") -> list[Task]:
 
 
 def redundant_tasks(device="cpu") -> list[Task]:
-    """The evaluation problems in which an operator may be redundant (synthetic/redundant.py); a GPU gets a larger batch.
-    """
+    """The evaluation problems in which an operator may be redundant (synthetic/redundant.py)."""
     tasks = folder_tasks(PROBLEMS / "redundant")
     return tasks if device == "cpu" else [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
 
@@ -166,7 +162,7 @@ def redundant_tasks(device="cpu") -> list[Task]:
 def kernelbench_tasks(folder, level) -> list[Task]:
     """The problems of one level of a KernelBench checkout (`folder` is the repository or its KernelBench/ folder).
 
-    Raises TaskError with the place to get it from where the level is not there. We ship hashes of these problems only.
+    If the level is not there, it raises a TaskError that says where to get it. We ship only hashes of these problems.
     """
     for base in (find_path(folder), find_path(folder) / "KernelBench"):
         if (base / f"level{level}").is_dir():
@@ -182,7 +178,7 @@ def problem_id(name) -> int:
 def chosen_tasks(tasks, ids) -> list:
     """The tasks that --ids names: "5,10,15", "1-20", "every5" (ids divisible by 5) or a mixture; all when it is None.
 
-    Raises UserError for a part that can be read in no such way, or that names none of the tasks.
+    Raises UserError for a part of another form, or one that names none of the tasks.
 
     >>> [task.name for task in chosen_tasks([Task(f"level1/{n}_x", 1, "") for n in range(1, 11)], "2-3,every5")]
     ['level1/2_x', 'level1/3_x', 'level1/5_x', 'level1/10_x']
@@ -207,9 +203,8 @@ def chosen_tasks(tasks, ids) -> list:
 def scale_batch(task, factor) -> Task:
     """The same problem with `factor` times the batch.
 
-    By this project's convention the batch is the file's first module-level integer; it may be written as a product. Of
-    a synthesised product with a diagonal matrix it is the second, the number of columns, as the first one is both sides
-    of the matrix. A problem without such a number stays as it is.
+    By our convention the batch is the file's first module-level integer, or a product of integers. In the family
+    "diagonal" it is the second: the first is the size of the matrix. A problem without such a number does not change.
 
     >>> scale_batch(Task("a", 1, "batch = 4 * 2"), 256).source
     'batch = 2048'
@@ -227,10 +222,10 @@ def scale_batch(task, factor) -> Task:
 # Training tasks
 
 def task_stream(options, fitness=None):
-    """Training tasks without end, the same for the same options. Raises TaskError when there are none.
+    """Endless training tasks, the same for the same options. Raises TaskError when there are none.
 
-    fitness: of `in_random_order`. A run that is continued skips the tasks of its complete steps. On a GPU synthesised
-    and built-in problems get a larger batch (scale_batch), so that kernels take long enough to be measured.
+    fitness: see `in_random_order`. run.resume_run skips the tasks of complete steps. On a GPU synthesised and built-in
+    problems get a larger batch (scale_batch), so that kernels take long enough to be measured.
     """
     if options.tasks in SYNTHESISED:
         return SYNTHESISED[options.tasks](options.seed, options.device)
@@ -242,10 +237,10 @@ def task_stream(options, fitness=None):
 
 
 def in_random_order(tasks, rng, fitness):
-    """Every task once, then all again in another order, without end. Tasks that are `unfit` are left out.
+    """Every task once, then all again in another order, and so on. Tasks that are `unfit` are left out.
 
-    fitness: {a task's name: why it is left out, or None}. A task that is not in it is checked when its turn comes. A
-    run keeps it, so that it does not check again when it is continued. Raises TaskError when none is left.
+    fitness: {a task's name: why it is left out, or None}. A task is checked the first time that it comes up. A run
+    saves `fitness`, so that a resumed run does not check again. Raises TaskError when none is left.
     """
     evaluation = evaluation_fingerprints()
     while True:
@@ -261,24 +256,24 @@ def in_random_order(tasks, rng, fitness):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The size of a problem: KernelBench's are meant for a GPU
+# The size of a problem: can a CPU run it? KernelBench's problems are meant for a GPU.
 
 def construct(source) -> tuple:
     """(model, get_inputs) of a problem's text. Runs the text, and raises whatever that raises."""
     names = {}
     exec(compile(source, "problem", "exec"), names)
     arguments, keywords = names["get_init_inputs"](), {}
-    if list(map(type, arguments)) == [list, dict]:  # KernelBook
+    if list(map(type, arguments)) == [list, dict]:  # KernelBook's problems
         arguments, keywords = arguments
     return names["Model"](*arguments, **keywords), names["get_inputs"]
 
 
 def elements(source, enough) -> int:
-    """Number of elements of inputs, parameters and outputs; the outputs are left out where it is over `enough` already.
+    """Number of elements of inputs, parameters and outputs, counted on PyTorch's meta device, which takes no memory.
 
-    0 if the problem does not run. It runs on PyTorch's meta device, so no tensor takes memory.
+    Outputs are not computed if inputs and parameters have more than `enough`. 0 if the problem does not run.
     """
-    import torch  # here, so that importing this module takes no second
+    import torch  # here, since that takes a second
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
             model, get_inputs = construct(source)
@@ -297,9 +292,9 @@ def _elements(values) -> int:
 
 
 def too_large(task, seconds) -> str | None:
-    """Why a problem cannot be interpreted without a GPU within so many seconds, with its size; None if it can.
+    """Why a problem is too large to be interpreted on a CPU within so many seconds; None if it is not.
 
-    An estimate by the number of elements, so that bench.py need not wait for each candidate to exceed its time limit.
+    It is estimated from the number of elements, so that bench.py need not wait until each candidate times out.
     """
     most = int(INTERPRETED * seconds)
     count = elements(task.source, most)
@@ -310,19 +305,18 @@ def too_large(task, seconds) -> str | None:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Decontamination: a training problem must not be an evaluation problem in disguise.
-#
-# Two problems count as near when their `Model` classes use the same operators the same number of times. Names, order,
-# shapes, constants and spelling do not matter: F.relu, x.relu() and nn.ReLU() are one operator. This is stricter than
-# text similarity. It can be checked against a list of hashes, so we need not ship KernelBench's problems.
+# Two problems are near if their classes use the same operators the same number of times. Names, order, shapes,
+# constants and spelling do not matter: F.relu, x.relu() and nn.ReLU() are one operator. This is stricter than text
+# similarity. A list of hashes is enough to check it, so we need not ship KernelBench's problems.
 
-# Names are compared in lower case, without underscores and a final "loss". Another name -> its name here.
+# Names are compared in lower case, without underscores and a final "loss". Alternative name -> the name that we use.
 _SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
               "multiply": "mul", "divide": "mul", "div": "mul", "subtract": "sub", "max": "amax", "min": "amin",
               "swish": "silu", "mm": "matmul", "bmm": "matmul", "inner": "matmul", "linear": "matmul",
               "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt"}
 # Python's operators. A division counts as a product, since x / 2 can be written as x * 0.5.
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "mul", ast.Pow: "mul", ast.MatMult: "matmul"}
-# An operator -> the operators that it can be written with instead.
+# An operator -> simpler operators that we count in its place, so that both ways to write it are equal.
 _WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "mul"],
                 "pow": ["mul"], "square": ["mul"], "mse": ["mean", "mul", "sub"], "l1": ["abs", "mean", "sub"],
                 "logsigmoid": ["log", "sigmoid"], "logsoftmax": ["log", "softmax"], "softmin": ["neg", "softmax"],
@@ -330,13 +324,13 @@ _WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"],
                 "log1p": ["add", "log"], "reciprocal": ["mul"], "normalize": ["mul", "norm"],
                 "leakyrelu": ["mul", "where"], "hardsigmoid": ["add", "clamp", "mul"],
                 "hardswish": ["add", "clamp", "mul", "mul"], "gelu": ["add", "erf", "mul", "mul", "mul"]}
-# Calls that compute nothing.
+# Calls that do not count, such as those that only change a tensor's shape, type or device.
 _NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
             "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
 
 
 def operators(source) -> list[str]:
-    """The operators that a problem's Model applies, sorted, in one spelling each.
+    """The operators that all classes of a problem apply, sorted, in one spelling each.
 
     >>> operators("class Model(nn.Module):\\n def forward(self, x):\\n  return F.relu(x) * 2 + torch.tanh(x)")
     ['add', 'mul', 'relu', 'tanh']
@@ -347,7 +341,7 @@ def operators(source) -> list[str]:
         methods += [node for node in one.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
         layers |= _layers(one)
     own = {node.name for node in classes + methods}
-    # Name what each node of the methods applies, in one spelling; then write out what can be written with others.
+    # First the operators of each node in one spelling, then the simpler operators in their place (_WRITTEN_OUT).
     names = []
     for method in methods:
         for node in ast.walk(method):
@@ -370,10 +364,10 @@ def _layers(one) -> dict[str, list[str]]:
 def _applied(node, layers, own) -> list[str]:
     """The operators that one node of a method's syntax tree applies. (Those in its operands are nodes of their own.)
 
-    own: names of the problem's classes and methods: what they apply counts there, not where they are called.
+    own: names of the problem's classes and methods. A call of one does not count, since its own operators do.
     """
     if all(n.id == "math" for n in ast.walk(node) if isinstance(n, ast.Name)):
-        return []  # a number, such as math.sqrt(2 / math.pi)
+        return []  # an expression of `math` alone is a number, such as math.sqrt(2 / math.pi)
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
         return [_ARITHMETIC.get(type(node.op), "other")]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -399,7 +393,7 @@ def _spelled(name) -> str:
 
 
 def _cut_at_zero(call) -> bool:
-    """Is a call torch.clamp(x, min=0), or another spelling of that? It is a ReLU, so it counts as one."""
+    """Does a call clamp at a lower bound of 0 only, such as torch.clamp(x, min=0)? Then it counts as a ReLU."""
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     bounds = [ast.unparse(n) for n in (*call.args, *keywords.values()) if isinstance(n, ast.Constant)]
     clamp = call.func.attr in ("clamp", "clip", "clamp_min", "clamp_", "clamp_min_")
@@ -418,11 +412,11 @@ def evaluation_fingerprints() -> frozenset[str]:
 
 
 def unfit(task, evaluation) -> str | None:
-    """Why a problem may not be trained on, or None if it may (CUDA Agent's filters of synthesised tasks).
+    """Why a problem may not be trained on, or None if it may.
 
-    It must not be near an evaluation problem. It must run and return finite tensors only: the same values for the same
-    inputs, and other values for other inputs. (With a constant output a kernel that ignores its inputs is correct.)
-    It runs in this process, as it is our own or the user's, unless its tensors are too large for that (MOST_CHECKED).
+    It must not be near an evaluation problem. As in the CUDA Agent paper it must run, return finite tensors, be
+    deterministic, and depend on its inputs: else a kernel that ignores them is correct. It is run in this process,
+    because it is ours or the user's, unless it has more than MOST_CHECKED elements.
     """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
@@ -431,20 +425,18 @@ def unfit(task, evaluation) -> str | None:
     import torch
     try:
         torch.manual_seed(0)
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():  # warnings of a refused problem would confuse
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():  # no warnings of rejected problems
             model, get_inputs = construct(task.source)
             inputs = get_inputs()
             first, again, other = model(*inputs), model(*inputs), model(*get_inputs())
-    except Exception as error:  # any: the generator goes on to the next seed
+    except Exception as error:  # any type: the problem is rejected
         return f"does not run: {type(error).__name__}: {' '.join(str(error).split())[:100]}"
     first, again, other = map(_flat, (first, again, other))
     if not first or not all(isinstance(x, torch.Tensor) and torch.isfinite(x).all() for x in first):
         return "does not return finite tensors"
     if not all(map(torch.equal, first, again)):
         return "not deterministic"
-    if all(map(_constant, first, other)):
-        return "constant output"
-    return None
+    return "constant output" if all(map(_constant, first, other)) else None
 
 
 def _flat(output) -> list:
@@ -453,6 +445,6 @@ def _flat(output) -> list:
 
 
 def _constant(first, other) -> bool:
-    """Does a tensor of the output hold one value only, or the same for other inputs? first, other: its values."""
+    """Has an output one value only, or equal values for two different inputs? first, other: its values for these."""
     first, other = first.float(), other.float()
     return first.numel() > 1 and first.std() < 1e-6 or first.allclose(other, rtol=1e-4, atol=1e-6)

@@ -121,8 +121,7 @@ from sandbox import Sandbox
 TABLES = {"recipe": RECIPES, "reward": policy.REWARDS, "baseline": BASELINES, "history": policy.HISTORIES,
           "loss_mean": LOSS_MEANS}  # option -> the table whose names it takes
 CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--no-verify"), ("--no-skills", "--freeze-selection"),
-                  ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection"),
-                  ("--no-eval", "--eval-every")]
+                  ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection")]
 CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # in a continued run
 
 
@@ -361,8 +360,8 @@ def flush(run, episodes):
 def evaluate_if_due(run, step) -> dict:
     """Metrics of the evaluations that are due after `step` complete steps; 0 is the model before training.
 
-    Before and after training on the built-in problems. More often, with --eval-every, on those with redundant operators,
-    with the library (with_*: one greedy selection) and without it (without_*).
+    Before and after training on the built-in problems. More often, with --eval-every, on those with redundant
+    operators, with the library (with_*: one greedy selection) and without it (without_*).
     """
     options, line = run.options, {}
     ends = step in (0, options.steps)
@@ -402,6 +401,7 @@ def named(prefix, trajectories) -> dict:
 def main(argv=None) -> int:
     """Train, and show what was learnt. Returns the status of the process. Raises UserError for bad input."""
     given = parse(Options, argv, __doc__.split("\n")[0])
+    check_together(given, [("--no-eval", "--eval-every")])  # as typed: with a default they go together
     run = resume_run(given, configure, CHANGEABLE) if given.get("resume") else new_run(given, configure)
     options = run.options
     if options.recipe in LEFT_OUT:

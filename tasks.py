@@ -157,8 +157,7 @@ def builtin_tasks(level=None, device="cpu") -> list[Task]:
 
 
 def redundant_tasks(device="cpu") -> list[Task]:
-    """The evaluation problems in which an operator may be redundant (synthetic/redundant.py); a GPU gets a larger batch.
-    """
+    """The evaluation problems with redundant operators (synthetic/redundant.py); a GPU gets a larger batch."""
     tasks = folder_tasks(PROBLEMS / "redundant")
     return tasks if device == "cpu" else [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
 

@@ -197,7 +197,7 @@ def paired(left, right, figure) -> list[float]:
 
 
 def claims(arms) -> list[tuple]:
-    """(claim, what is measured, its value for each seed). arms: {arm: {seed: Run}}. A claim without runs is left out."""
+    """(claim, what is measured, its value for each seed). arms: {arm: {seed: Run}}. Claims without runs are missing."""
     default = arms.get("default", {})
     runs = [default[seed] for seed in sorted(default)]
     rows = []

@@ -7,6 +7,8 @@
     kernels.py      one Triton kernel
     planner.py      a program as a solution: which steps join which kernel (the techniques' texts: techniques.json)
     examples.py     the five kinds of examples
+    redundant.py    programs in which an operator may be redundant, and the pairs that no example shows
+    lessons.py      examples about them, long and brief ones
     tiny.py         the tiny model: tokenizer, random weights
 
     operators - program -.- wording - families -.- examples -- sft.py -- tiny

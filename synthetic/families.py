@@ -432,8 +432,8 @@ def product(d):
 # Family (of a Task) -> how often it is drawn, and its function.
 FAMILIES = {"pointwise": (24, pointwise), "linear": (20, linear_chain), "convolution": (28, convolution_chain),
             "row": (18, row), "reduction": (8, reduced), "loss": (7, loss), "diagonal": (5, diagonal),
-            "network": (5, network), "skip": (6, skip_connections), "classifier": (4, classifier), "product": (16, product), "any dimension": (18, any_dimension),
-            "library loss": (8, library_loss), "reordered": (6, reordered)}
+            "network": (5, network), "skip": (6, skip_connections), "classifier": (4, classifier), "product": (16, product),
+            "any dimension": (18, any_dimension), "library loss": (8, library_loss), "reordered": (6, reordered)}
 
 
 def draw(seed, clutter=False, families=None, plain=False) -> Program:
@@ -446,6 +446,8 @@ def draw(seed, clutter=False, families=None, plain=False) -> Program:
     d = Draft(seed, clutter, plain)
     family = d.r.choices(list(families), [weight for weight, _ in families.values()])[0]
     families[family][1](d)
+    if not d.program.steps:  # the only step that was drawn does not fit the shape, see opaque_step
+        activation(d)
     dress(d)
     return d.finish(family)
 

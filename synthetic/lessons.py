@@ -29,7 +29,8 @@ from summarizer import summary_messages
 from synthetic import redundant
 from synthetic.examples import Example, in_processes, spoil, tool_reply, write_skill
 from synthetic.planner import ALL, TECHNIQUES
-from synthetic.redundant import NAMES, TAUGHT, TORCH, draw, kernel_text, pair_skill, problem_text, techniques
+from synthetic.redundant import (HELD_OUT, NAMES, TAUGHT, TORCH, draw, kernel_text, pair_skill, problem_text,
+                                 techniques)
 from tasks import Task
 
 EXPLORES = 0.4  # how often a later turn leaves out some step
@@ -132,7 +133,8 @@ class Lesson:
 
     def explored(self, program, left_out) -> tuple:
         """(program, pairs that its plan names), with one step of PyTorch's fewer or, mostly, as they were."""
-        pairs = [pair for pair in program.pairs() if pair[0] in TORCH]
+        # Leaving out a step may have made neighbours of two operators that are held out as a pair.
+        pairs = [pair for pair in program.pairs() if pair[0] in TORCH and pair not in HELD_OUT]
         if not pairs or self.rng.random() >= EXPLORES:
             return program, left_out
         pair = self.rng.choice(pairs)

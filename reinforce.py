@@ -122,8 +122,7 @@ from sandbox import Sandbox
 TABLES = {"recipe": RECIPES, "reward": policy.REWARDS, "baseline": BASELINES, "history": policy.HISTORIES,
           "loss_mean": LOSS_MEANS}  # option -> the table whose names it takes
 CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--no-verify"), ("--no-skills", "--freeze-selection"),
-                  ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection"),
-                  ("--no-eval", "--eval-every")]
+                  ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection")]
 CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # by --resume
 
 
@@ -405,6 +404,7 @@ def named(prefix, trajectories) -> dict:
 def main(argv=None) -> int:
     """Train, and show what was learnt. Returns the status of the process. Raises UserError for bad input."""
     given = parse(Options, argv, __doc__.split("\n")[0])
+    check_together(given, [("--no-eval", "--eval-every")])  # as typed: with a default they go together
     run = resume_run(given, configure, CHANGEABLE) if given.get("resume") else new_run(given, configure)
     options = run.options
     if options.recipe in LEFT_OUT:

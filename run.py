@@ -245,7 +245,7 @@ def step_metrics(run, episodes, losses) -> dict:
         trajectories += episode.trajectories
         selections += episode.selections
         summaries += episode.summaries
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    turns = list(itertools.chain.from_iterable(trajectory.turns for trajectory in trajectories))
     line = {"step": run.step + 1, "clock": run.clock} | rollout_metrics(trajectories)
     line |= selection_metrics(selections, run.initial_names) | summary_metrics(summaries)
     line |= {"staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library)}

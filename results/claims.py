@@ -197,7 +197,10 @@ HELD_OUT = []  # filled in by main: synthetic.redundant imports torch, which the
 def student(n) -> float:
     """The 97.5 % quantile of Student's t with n - 1 degrees of freedom, by Cornish and Fisher's expansion."""
     v, z = n - 1, 1.959964
-    return {1: 12.706, 2: 4.303}.get(v) or z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
+    if v < 5:  # too few for the expansion
+        return (12.706, 4.303, 3.182, 2.776)[v - 1]
+    return (z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+            + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3))
 
 
 def interval(values) -> tuple[float, float]:
@@ -241,7 +244,7 @@ def at_same_step(left, right) -> list[float]:
 
 
 def claims(arms) -> list[tuple]:
-    """(claim, what is measured, its value for each seed). arms: {arm: {seed: Run}}. A claim without runs is left out."""
+    """(claim, what is measured, its value for each seed). arms: {arm: {seed: Run}}. Claims without runs are missing."""
     default = arms.get("default", {})
     runs = [default[seed] for seed in sorted(default)]
     rows = []

@@ -2,15 +2,18 @@
 
     operators.py    the table of operators: how problems spell them, how kernels compute them (and formulas.txt)
     program.py      a program: a list of steps; and a program while it is drawn
-    families.py     what is drawn: kinds of steps, kinds of problems; problems without end
+    steps.py        what is drawn: kinds of steps
+    families.py     kinds of problems; problems without end
     wording.py      a program as a problem, as a user may have written it (vocabulary: words.txt)
     kernels.py      one Triton kernel
     planner.py      a program as a solution: which steps join which kernel (the techniques' texts: techniques.json)
     examples.py     the five kinds of examples
+    redundant.py    programs in which an operator may be redundant, and the pairs that no example shows
+    lessons.py      examples about them, long and brief ones
     tiny.py         the tiny model: tokenizer, random weights
 
-    operators - program -.- wording - families -.- examples -- sft.py -- tiny
-                         '- kernels - planner --'
+    operators - program -.- steps - families - wording -.- redundant - examples - lessons - sft.py - tiny
+                         '- kernels - planner ---------'
 
 A program is drawn once and printed twice, as a problem and as a solution; neither text is ever read back. To add a
 pointwise operator: a row of `operators.POINTWISE` (and one of `tasks._WRITTEN_OUT` if problems can also spell it with

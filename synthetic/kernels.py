@@ -38,7 +38,7 @@ def {name}_kernel({pointers}, dst_ptr, n{parameters}, BLOCK: tl.constexpr):
     idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = idx < n
     {body}"""
-_ROW = """def {name}({names}):
+ROW = """def {name}({names}):
     {contiguous}
     cols = {cols}
     dst = {out}
@@ -98,7 +98,7 @@ def {name}_kernel({pointers}, dst_ptr, m, n, k, as_, am, ak, bs, bk, bn{paramete
     idx = (tl.program_id(2) * m + rows[:, None]) * n + cols[None, :]
     mask = (rows[:, None] < m) & (cols[None, :] < n)
     {body}"""
-_TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "matmul": _MATMUL}
+_TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": ROW, "sweep": _SWEEP, "matmul": _MATMUL}
 
 
 @dataclass

@@ -29,7 +29,8 @@ from summarizer import summary_messages
 from synthetic import redundant
 from synthetic.examples import Example, in_processes, spoil, tool_reply, write_skill
 from synthetic.planner import ALL, TECHNIQUES
-from synthetic.redundant import NAMES, TAUGHT, TORCH, draw, kernel_text, pair_skill, problem_text, techniques
+from synthetic.redundant import (HELD_OUT, NAMES, TAUGHT, TORCH, draw, kernel_text, pair_skill, problem_text,
+                                 techniques)
 from tasks import Task
 
 EXPLORES = 0.4  # how often a later turn leaves out some step
@@ -37,6 +38,7 @@ OTHER_PAIR = 0.15  # how often Summary names another pair, so that its answers d
 BROKEN_FIRST = 0.15  # how often an executed trajectory begins with a broken kernel
 
 TAUGHT_SET = {*TAUGHT}
+YES_OR_NO = {True: "yes", False: "no"}
 
 
 def near_miss(program, rng) -> tuple[str, str]:
@@ -51,7 +53,9 @@ def near_miss(program, rng) -> tuple[str, str]:
         pair = rng.choice([(rng.choice(names), rng.choice(NAMES)), (rng.choice(NAMES), rng.choice(names))])
     else:
         pair = rng.choice(TAUGHT)
-    return pair if pair in TAUGHT_SET and pair not in fitting else rng.choice(TAUGHT)
+    if pair in TAUGHT_SET and pair not in fitting:
+        return pair
+    return rng.choice(TAUGHT)
 
 
 def reply(program, left_out=()) -> str:
@@ -66,51 +70,71 @@ def brief_reply(program, left_out=()) -> str:
     return f"Plan: {', '.join(names)}.\n\n```python\n{kernel_text(program, brief=True)}```"
 
 
+def kind(role, skills) -> str:
+    """The kind of an example, which the diversity filter counts by: of a role, with skills in the prompt or without."""
+    return f"{role}+skills" if skills else role
+
+
 class Lesson:
     """One program of a seed, from which one example is written in a role."""
 
     def __init__(self, seed, brief):
         self.rng, self.brief = random.Random(f"lesson {seed} {brief}"), brief
         pair = self.rng.choice(TAUGHT)
-        pair = pair if pair[0] not in redundant.REDUCTIONS and self.rng.random() < 0.7 else None
+        if self.rng.random() >= 0.7:
+            pair = None  # a program without any certain pair
         self.program = draw(self.rng, pair)
         self.task = Task(f"lesson/{seed}", 0, problem_text(self.program, self.rng, brief), "redundant")
-        self.reply = brief_reply if brief else reply
+        self.reply = reply
+        if brief:
+            self.reply = brief_reply
 
     def offered(self, most) -> tuple[list[Skill], list]:
         """(skills in random order, the program's pairs that they name): up to `most`, near misses among them."""
         rng, pairs = self.rng, self.program.pairs()
         number = rng.randint(1, most)
-        fitting = rng.sample(pairs, min(len(pairs), rng.choice([0, 0, 1, 1, 2]), number)) if pairs else []
-        others = {near_miss(self.program, rng) for _ in range(number - len(fitting))} - {*fitting}
-        skills = [pair_skill(pair, rng) for pair in [*fitting, *sorted(others)]]
+        fitting = []
+        if pairs:
+            fitting = rng.sample(pairs, min(len(pairs), rng.choice([0, 0, 1, 1, 2]), number))
+        others = set()
+        for _ in range(number - len(fitting)):
+            others.add(near_miss(self.program, rng))
+        skills = [pair_skill(pair, rng) for pair in [*fitting, *sorted(others.difference(fitting))]]
         if not self.brief and rng.random() < 0.5:  # the techniques that a run's library has, too
-            names = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
-            skills = skills[:most - len(names)] + [write_skill(n, rng, []) for n in names]
+            techniques_offered = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
+            skills = skills[:most - len(techniques_offered)]
+            for name in techniques_offered:
+                skills.append(write_skill(name, rng, []))
         rng.shuffle(skills)
         names = {skill.name for skill in skills}
         return skills, [pair for pair in dict.fromkeys(pairs) if redundant.NAME.format(*pair) in names]
 
+    def offered_at_times(self, share) -> tuple[list[Skill], list]:
+        """`offered` for a prompt of Policy or Summary, or, in all but a `share` of cases, no skills."""
+        if self.rng.random() < share:
+            return self.offered(MOST_SKILLS)
+        return [], []
+
     def policy(self) -> Example:
         """A first turn: what a skill names is left out, and nothing else."""
-        skills, left_out = self.offered(MOST_SKILLS) if self.rng.random() < 0.8 else ([], [])
+        skills, left_out = self.offered_at_times(0.8)
         answer = self.reply(self.program.without({*left_out}), left_out)
         messages = policy_messages(self.task, skills) + [{"role": "assistant", "content": answer}]
-        return Example("policy+skills" if skills else "policy", messages, None, "redundant")
+        return Example(kind("policy", skills), messages, None, "redundant")
 
     def later(self) -> Example:
         """A second turn, after a correct kernel: it leaves out some step of PyTorch's now and then."""
-        rng = self.rng
-        skills, left_out = self.offered(MOST_SKILLS) if rng.random() < 0.3 else ([], [])
+        skills, left_out = self.offered_at_times(0.3)
         first = self.program.without({*left_out})
         messages = next_messages(policy_messages(self.task, skills), self.reply(first, left_out), self.verdict(first))
         second, left_out = self.explored(first, left_out)
         messages += [{"role": "assistant", "content": self.reply(second, left_out)}]
-        return Example("policy+skills" if skills else "policy", messages, None, "redundant", unlearnt=1)
+        return Example(kind("policy", skills), messages, None, "redundant", unlearnt=1)
 
     def explored(self, program, left_out) -> tuple:
         """(program, pairs that its plan names), with one step of PyTorch's fewer or, mostly, as they were."""
-        pairs = [pair for pair in program.pairs() if pair[0] in TORCH]
+        # Leaving out a step may have made neighbours of two operators that are held out as a pair.
+        pairs = [pair for pair in program.pairs() if pair[0] in TORCH and pair not in HELD_OUT]
         if not pairs or self.rng.random() >= EXPLORES:
             return program, left_out
         pair = self.rng.choice(pairs)
@@ -120,10 +144,13 @@ class Lesson:
         """A drawn verdict on a correct kernel, in which all steps of PyTorch's take equally long."""
         rng = self.rng
         names = [step.name for step in program.steps[:program.torch_run]]
-        coverage = rng.uniform(0.05, 0.3) if names else 1.0
+        coverage = 1.0
+        if names:
+            coverage = rng.uniform(0.05, 0.3)
         profile = [KernelTime(name, (1 - coverage) / len(names), False) for name in names]
         profile = sorted([*profile, KernelTime("row_kernel", coverage, True)], key=lambda entry: -entry.share)
-        speedup, reference = rng.uniform(0.9, 2.0), rng.uniform(0.02, 0.4)
+        speedup = rng.uniform(0.9, 2.0)
+        reference = rng.uniform(0.02, 0.4)
         return Verdict(True, True, speedup, coverage, rng.choice(["modelled", "measured"]), reference,
                        reference / speedup, profile=profile, bandwidth=rng.uniform(0.02, 0.4))
 
@@ -131,13 +158,15 @@ class Lesson:
         """A choice from up to 20 skills: each pair of neighbours is looked up, each technique weighed."""
         rng = self.rng
         candidates, fitting = self.offered(rng.choice([3, 6, 10, 20]))
-        if not self.brief:  # now and then one that fits is passed over, so that answers differ and RL can tell them apart
+        if not self.brief:  # now and then one that fits is passed over: answers differ, and RL can tell them apart
             fitting = [pair for pair in fitting if rng.random() < 0.9]
         used = {*techniques(self.program)}
         offered = [s.name for s in candidates if s.name in TECHNIQUES]
-        weighed = [f"{name} {'yes' if name in used else 'no'}" for name in offered]
-        weighed += [f"{a} before {b} {'yes' if (a, b) in fitting else 'no'}"
-                    for a, b in dict.fromkeys(self.program.pairs())]
+        weighed = []
+        for name in offered:
+            weighed.append(f"{name} {YES_OR_NO[name in used]}")
+        for a, b in dict.fromkeys(self.program.pairs()):
+            weighed.append(f"{a} before {b} {YES_OR_NO[(a, b) in fitting]}")
         chosen = [(redundant.NAME.format(a, b), f"`{a}` stands directly before `{b}`.") for a, b in fitting]
         chosen += [(name, "It has work here.") for name in offered if name in used]
         chosen = chosen[:MOST_SKILLS]
@@ -152,7 +181,7 @@ class Lesson:
         rng, program = self.rng, self.program
         if not program.pairs():
             return None
-        skills, before = self.offered(MOST_SKILLS) if rng.random() < 0.4 else ([], [])
+        skills, before = self.offered_at_times(0.4)
         first = program.without({*before})
         pairs = [pair for pair in first.pairs() if pair in program.pairs()]
         if not pairs:
@@ -164,16 +193,20 @@ class Lesson:
         if not self.brief and rng.random() < OTHER_PAIR:
             pair = rng.choice(program.pairs())
         messages = summary_messages(self.task, skills, *shown) + [summary_reply(program, pair, rng)]
-        return Example("summary+skills" if skills else "summary", messages, UPDATE_TOOL, "redundant")
+        return Example(kind("summary", skills), messages, UPDATE_TOOL, "redundant")
 
     def executed(self, sandbox) -> Example | None:
         """A trajectory of two or three turns with real verdicts; later turns explore now and then."""
         rng = self.rng
-        skills, left_out = self.offered(MOST_SKILLS) if rng.random() < 0.3 else ([], [])
+        skills, left_out = self.offered_at_times(0.3)
         plain = self.program.without({*left_out}), left_out
-        turns, broken = [plain], rng.random() < BROKEN_FIRST
+        turns = [plain]
+        broken = rng.random() < BROKEN_FIRST
         for _ in range(rng.choice([1, 1, 2])):
-            turns.append(plain if broken and len(turns) == 1 else self.explored(*plain))
+            if broken and len(turns) == 1:
+                turns.append(plain)
+            else:
+                turns.append(self.explored(*plain))
         replies = [reply(*turn) for turn in turns]
         if broken:
             replies[0] = spoil(replies[0], rng)
@@ -184,7 +217,7 @@ class Lesson:
         for text, verdict in zip(replies[:-1], verdicts):
             messages = next_messages(messages, text, verdict)
         messages = messages + [{"role": "assistant", "content": replies[-1]}]
-        return Example("policy+skills" if skills else "policy", messages, None, "redundant", unlearnt=int(broken))
+        return Example(kind("policy", skills), messages, None, "redundant", unlearnt=int(broken))
 
     def write(self) -> Example | None:
         """One example in one of the three roles."""
@@ -212,7 +245,9 @@ _state = {}  # of one process
 
 def _start(tokenizer, brief, execute):
     torch.set_num_threads(1)
-    sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
+    sandbox = None
+    if execute:
+        sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00")
     _state.update(chat=Chat(tokenizer), brief=brief, sandbox=sandbox)
 
 
@@ -221,7 +256,10 @@ def _write_many(seeds) -> list:
     encoded = []
     for seed in seeds:
         lesson = Lesson(seed, _state["brief"])
-        example = lesson.executed(_state["sandbox"]) if _state["sandbox"] else lesson.write()
+        if _state["sandbox"]:
+            example = lesson.executed(_state["sandbox"])
+        else:
+            example = lesson.write()
         if example:
             encoded.append(encode(_state["chat"], example.messages, example.tool, example.unlearnt))
     return encoded
@@ -229,12 +267,12 @@ def _write_many(seeds) -> list:
 
 def sample_lessons(number) -> list[Example]:
     """Some lessons of both kinds as texts, from which the tokenizer learns their words."""
-    written = [Lesson(seed, brief=seed % 3 > 0).write() for seed in range(number)]
-    return [example for example in written if example]
+    written = (Lesson(seed, brief=seed % 3 > 0).write() for seed in range(number))
+    return list(filter(None, written))
 
 
 def write_lessons(tokenizer, first_seed, number, processes, brief=False, execute=False) -> list:
     """Encoded lessons from `number` consecutive seeds; the result does not depend on the number of processes."""
     seeds = range(first_seed, first_seed + number)
-    size = 20 if execute else 500
+    size = 20 if execute else 500  # seeds that a process is given at a time
     return in_processes(_write_many, seeds, size, processes, _start, (tokenizer, brief, execute), "lessons")

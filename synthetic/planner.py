@@ -32,7 +32,7 @@ _UPDATE_RUNNING = """def update_running(norm, x, mu, var):
     norm.running_mean.lerp_(mu.flatten(), norm.momentum)
     norm.running_var.lerp_(var.flatten() * (n / (n - 1)), norm.momentum)
     norm.num_batches_tracked.add_(1)"""
-_IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
+IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
             "import triton.language as tl\n")
 _BIAS = "bias of a convolution"  # the part of a step that adds one, see Planner.folded
 # used: names of techniques; shown: technique -> lines of the code that show it.
@@ -52,7 +52,7 @@ def solution(program, techniques, leave_out=()) -> Solution | None:
         planner = Planner(program, set(techniques) | forced)
         if planner.texts:
             model = "\n".join(model_text(program, planner.forward))
-            code = "\n\n".join([f"{_IMPORTS}\n{model}", *planner.texts]) + "\n"
+            code = "\n\n".join([f"{IMPORTS}\n{model}", *planner.texts]) + "\n"
             return Solution(code, frozenset(planner.shown), planner.shown)
     return None
 

@@ -3,11 +3,12 @@
 A library pays in such a world. Each fact is one pair of operators, there are hundreds of pairs, and nobody tells the
 model which of them hold: neither this file nor the expert knows it. Execution finds out.
 
-    program = draw(rng, pairs)      a Program: operators in a row, applied to rows of numbers
-    problem(program, rng)           its text as a PyTorch problem
-    kernel(program, left_out)       a ModelNew: PyTorch up to the last operator that no kernel of ours computes, then
-                                    one Triton kernel; the operators in `left_out` are missing
-    lesson(pair, ...)               the skill 'leave out A directly before B', whether it holds or not
+    program = draw(rng, pair)       a Program: operators one after the other, applied to rows of numbers
+    program.without(pairs)          the same without each A that stands directly before its B
+    problem_text(program, rng)      its text as a PyTorch problem
+    kernel_text(program)            a ModelNew: PyTorch up to the last operator that no kernel of ours computes, then
+                                    one Triton kernel
+    pair_skill(pair, rng)           the skill 'leave out A directly before B', whether it holds or not
 
 HELD_OUT pairs are in no example of the cold start: a run that knows one of them has found it by execution.
 """
@@ -18,9 +19,9 @@ from dataclasses import dataclass, replace
 
 from skills import Skill
 from synthetic import families
-from synthetic.kernels import _ROW as ROW
+from synthetic.kernels import ROW
 from synthetic.operators import POINTWISE
-from synthetic.planner import _IMPORTS as IMPORTS
+from synthetic.planner import IMPORTS
 from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, evaluation_fingerprints, scale_batch, unfit
 
 # Operators that our kernels leave to PyTorch, with their spellings.
@@ -57,12 +58,13 @@ _ELEMENTWISE = "relu sigmoid tanh gelu silu mish softplus hardswish hardsigmoid 
 ELEMENTWISE = {name: POINTWISE[name] for name in _ELEMENTWISE.split()}
 NAMES = [*TORCH, *ELEMENTWISE, *REDUCTIONS]
 
-# Of these pairs half are redundant and half are not. Which is which is written down only in the tests.
+# Of these pairs half are redundant and half are not. Only results/claims.py (HOLDS) says which, to count them later.
 HELD_OUT = [("flip", "norm"), ("roll", "amax"), ("sort", "std"), ("cummax", "amax"), ("cat", "mean"),
             ("repeat", "amin"), ("pad", "sum"), ("fliplr", "logsumexp"),
             ("flip", "argmax"), ("roll", "cummax"), ("sort", "diff"), ("cummax", "mean"), ("cat", "sum"),
             ("repeat", "norm"), ("pad", "var"), ("cummin", "sum")]
-TAUGHT = [(a, b) for a in (*TORCH, *ELEMENTWISE) for b in NAMES if a != b and (a, b) not in HELD_OUT]
+TAUGHT = [pair for pair in itertools.product([*TORCH, *ELEMENTWISE], NAMES)
+          if pair[0] != pair[1] and pair not in HELD_OUT]
 NAME = "leave-out-{0}-before-{1}"
 
 

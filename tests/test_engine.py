@@ -127,6 +127,9 @@ def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatc
     """With four slots the next prompts begin when some replies have ended, not when all have."""
     monkeypatch.setattr(model.engine, "most", 4)
     monkeypatch.setattr(model.engine, "slots", None)  # on a GPU earlier ones are kept, and they may be more
+    often = torch.arange(0, 900, 50, device=model.device)  # one token in 50 ends a reply
+    monkeypatch.setattr(model.engine.write_token, "stops", often)
+    monkeypatch.setattr(model.engine, "stop_ids", often.tolist())
     generate(model, [[n] * 9 for n in range(20, 36)], 100, 1.0, generator_for(model))
     read = [rows for rows, width in inputs if width > 1]
     assert read[0] == 4 and sum(read) == 16 and len(read) > 4

@@ -156,7 +156,7 @@ def training_on_a_rank(folder):
 
     sft.TrainStep.save = save
     with contextlib.suppress(EOFError):
-        sft.train(small_model(), encoded(33, np.random.default_rng(0)), 0, sharded(folder))
+        sft.train(small_model(), [], encoded(33, np.random.default_rng(0)), 0, sharded(folder))
 
 
 def test_two_ranks_begin_and_one_goes_on_as_one_alone(killed, tmp_path):

@@ -53,6 +53,9 @@ def world(request, monkeypatch, model_folder, tmp_path):
     """Everything but words and verdicts is real. Returns a function that runs reinforce.py with options."""
     usual = ingredients(tmp_path, model_folder)
     enter(monkeypatch.setattr)
+    problems = [make_task(i) for i in range(7, 10)]
+    monkeypatch.setattr(reinforce.tasks, "builtin_tasks", lambda device: problems)
+    monkeypatch.setattr(reinforce.tasks, "redundant_tasks", lambda device: problems[:2])
     if not request.node.get_closest_marker("curves"):
         monkeypatch.setattr(runs, "write_page", lambda folders, path: None)  # seconds each
         monkeypatch.setattr(reinforce, "finish_run", lambda run: None)
@@ -190,20 +193,31 @@ def test_ablations(world):
     assert len({line["task"] for line in records(out, 1, "policy")}) == 4  # of five, for a batch of two
 
 
-def test_evaluation_before_after_and_between(world, monkeypatch):
+def best_rewards(rollouts):
+    return [max(turn["reward"] for turn in line["turns"]) for line in rollouts if line["role"] == "policy"]
+
+
+def test_evaluation_before_after_and_between(world):
     """On its own problems and its own random numbers: training goes on as if it had not been."""
-    monkeypatch.setattr(reinforce.tasks, "builtin_tasks", lambda device: [make_task(i) for i in range(7, 10)])
     plain = world("plain", "--steps", "3")
     Scripted.draws.clear()
     out = world("run", "--steps", "3", "--eval-every", "2", "--set", "eval_samples=2", evaluate=True)
     lines = metrics(out)
-    assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 2, 3] and weights(out) == weights(plain)
+    assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 3] and weights(out) == weights(plain)
+    assert [m["step"] for m in lines if "with_reward_best" in m] == [0, 2, 3]
     assert Scripted.draws == {(0, 1.0), (1.0, 0.95), (1.0, 1.0)}  # selections and checks; samples; training
-    for step in (0, 2, 3):
+    for step in (0, 3):
         rollouts = read_lines(out / f"rollouts/eval_{step}.jsonl")
-        rewards = [max(t["reward"] for t in r["turns"]) for r in rollouts if r["role"] == "policy"]
-        assert len(rewards) == 3 * 2 and len(rollouts) == 3 * 2 + 3
-        assert lines[step]["eval_reward_best"] == pytest.approx(statistics.mean(rewards))
+        assert len(best_rewards(rollouts)) == 3 * 2 and len(rollouts) == 3 * 2 + 3
+        assert lines[step]["eval_reward_best"] == pytest.approx(statistics.mean(best_rewards(rollouts)))
+    for step in (0, 2, 3):
+        rollouts = read_lines(out / f"rollouts/redundant_{step}.jsonl")
+        assert [r["role"] for r in rollouts].count("selection") == 2  # one a problem
+        policy = [r for r in rollouts if r["role"] == "policy"]
+        for name, part in (("with", policy[0:2] + policy[4:6]), ("without", policy[2:4] + policy[6:8])):
+            assert lines[step][f"{name}_reward_best"] == pytest.approx(statistics.mean(best_rewards(part)))
+            assert name == "with" or not any(r["skills"] for r in part)
+        assert len(policy) == 2 * 2 * 2 and any(r["skills"] for r in policy)
     Scripted.draws.clear()
     assert "eval_reward_best" in metrics(world("after", "--steps", "2", evaluate=True))[2]
     assert Scripted.draws == {(0, 1.0), (0, 0.95), (1.0, 1.0)}  # a single sample is greedy

@@ -200,10 +200,10 @@ def test_a_step_is_adamw_on_the_mean_of_the_sequences_mean_losses():
     assert norms[0] < 1 < norms[1]
 
 
-@pytest.mark.parametrize("pretrained", [True, False])
-def test_gradients_that_are_not_finite_are_skipped(monkeypatch, pretrained):
+def test_gradients_that_are_not_finite_are_skipped(monkeypatch):
+    """For a pretrained model; a model from random weights does not wait for the norm."""
     model, parts = small_model(), [sft.collate(encoded(5, np.random.default_rng(0)), 0)]
-    step = sft.TrainStep(model, pretrained)
+    step = sft.TrainStep(model, pretrained=True)
     step(parts, 1e-2)
     before = [p.clone() for p in model.parameters()]
     with monkeypatch.context() as patch:

@@ -2,7 +2,7 @@
 
 Both run in the judge's process on the same new inputs, the candidate first, so no answer exists while it runs. A batch
 is a random choice of calls in random order, from a cold cache; each call is a CUDA graph, so the host's gaps do not
-count.
+count. Before a batch the graphs' memory is filled with NaN, so a kernel finds nothing of an earlier one there.
 """
 
 import ctypes
@@ -215,7 +215,7 @@ class Timing:
 
 @functools.cache
 def capture_stream():
-    """On which all graphs of a process are captured: with each further stream cuBLAS would keep more memory."""
+    """All graphs of a process are captured on it, as cuBLAS keeps memory for each stream that it has seen."""
     return torch.cuda.Stream()
 
 

@@ -225,8 +225,8 @@ def serve(connection, settings, secret):
         else:
             verdict = judge(loaded[source], *more)
             connection.send((verdict, on_gpu and is_broken()))
-        if on_gpu and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
-            gc.collect()
+        if on_gpu and (order != "judge" or torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE):
+            gc.collect()  # the parts of a task that was dropped refer to one another
             torch.cuda.empty_cache()  # other judges need it
 
 

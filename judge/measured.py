@@ -2,7 +2,7 @@
 
 Both run in the judge's process on the same new inputs, the candidate first, so no answer exists while it runs. A batch
 is a random choice of calls in random order, from a cold cache; each call is a CUDA graph, so the host's gaps do not
-count.
+count. Before a batch the graphs' memory is filled with NaN, so a kernel finds nothing of an earlier one there.
 """
 
 import ctypes
@@ -39,6 +39,11 @@ CLUSTER = struct.Struct("i4xIII52xi4xi60x")  # two CUlaunchAttributes: 4, a clus
 CONFIG = struct.Struct("7IPPI4x")  # CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, how many
 
 
+@functools.cache
+def driver():
+    return ctypes.CDLL("libcuda.so.1")
+
+
 def argument(kind, value) -> bytes:
     """An argument of a kernel as Triton's own launcher passes it. kind: its type in the signature."""
     if kind.startswith("*") and (value is None or isinstance(value, torch.Tensor) and value.is_cuda):
@@ -55,7 +60,7 @@ class Binaries:
     """The launcher of a program's compiled kernels: the recorder sends machine code, what launches it is here."""
 
     def __init__(self, compiled):
-        self.cuda, self.binaries = ctypes.CDLL("libcuda.so.1"), compiled
+        self.cuda, self.binaries = driver(), compiled
         self.functions = {}  # {index: (module, function)}
 
     def __del__(self):
@@ -208,6 +213,31 @@ class Timing:
 # One task
 
 
+@functools.cache
+def capture_stream():
+    """All graphs of a process are captured on it, as cuBLAS keeps memory for each stream that it has seen."""
+    return torch.cuda.Stream()
+
+
+def memory_of(graphs) -> dict:
+    """{slot: [(address, bytes)] of the memory in which its graph computes}. graphs: {slot: (graph, its output)}."""
+    slots = {tuple(graph.pool()): slot for slot, (graph, _) in graphs.items()}
+    memory = {slot: [] for slot in graphs}
+    for segment in torch.cuda.memory_snapshot() if graphs else ():
+        slot = slots.get(tuple(segment["segment_pool_id"]))
+        if slot is not None:
+            memory[slot].append((segment["address"], segment["total_size"]))
+    return memory
+
+
+def spoil(memory):
+    """Fill [(address, bytes)] of a GPU's memory with 0xFF, which floats show as NaN, on the current stream."""
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    for address, size in memory:
+        if status := driver().cuMemsetD8Async(ctypes.c_uint64(address), 255, ctypes.c_size_t(size), stream):
+            raise RuntimeError(f"CUDA error {status}: a graph's memory cannot be filled")
+
+
 def differing(tensors, others) -> list:
     """Indices at which two lists of tensors differ."""
     return [i for i, (x, y) in enumerate(zip(tensors, others)) if not torch.equal(x, y)]
@@ -222,11 +252,12 @@ class Side:
         self.slots = slots
         self.restore = restore
         self.graphs = {}
+        self.memory = {}  # of the graphs, see memory_of
         self.outputs = {}
 
     def capture(self) -> bool:
         """Capture a graph for each slot, each in memory of its own: some are replayed, in a random order."""
-        graphs, stream = {}, torch.cuda.Stream()
+        graphs, stream = {}, capture_stream()
         try:
             torch.cuda.synchronize()
             with torch.cuda.stream(stream):
@@ -243,11 +274,14 @@ class Side:
         except Exception:  # it cannot be captured. PyTorch may leave its generator as for capturing
             fresh = torch.Generator("cuda").graphsafe_get_state()
             torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
+        self.memory = memory_of(self.graphs)
         return bool(self.graphs)
 
     def fill(self, drawn):
-        """Write inputs, {slot: inputs}, and set the state back."""
+        """Write inputs, {slot: inputs}, and set the state back. Of earlier replays nothing is left then."""
         self.drawn = drawn
+        for slot in drawn:
+            spoil(self.memory.get(slot, ()))  # first, as a model may have put its state there
         self.restore()
         for slot, inputs in drawn.items():
             if slot not in self.slots:

@@ -8,6 +8,7 @@ import torch
 import candidates
 from candidates import WITHOUT_LAYER, replaced, verdict
 from conftest import read_lines
+from judge.measured import Side
 from sandbox import Sandbox, feedback
 from command.files import ROOT
 from tasks import Task
@@ -70,6 +71,18 @@ def test_the_reference_itself_is_as_fast_as_itself():
     assert v.correct and 0.97 < v.speedup < 1.03, v
     # Steps that Python calls: behind a long pause the candidate's are launched ahead, the reference waits for its end.
     assert slow.correct and 0.9 < slow.speedup < 5, slow
+
+
+def test_a_graph_finds_nothing_of_its_earlier_replays():
+    inputs = [torch.ones(100_000, device="cuda")]
+    side = Side(lambda given: given[0] + 1, {0: inputs}, lambda: None)
+    assert side.capture() and side.memory[0]
+    for _ in range(2):
+        side.fill({0: inputs})
+        output = side.graphs[0][1]
+        assert output.isnan().all()
+        side.seconds([0], True)
+        assert (output == 2).all()
 
 
 @pytest.mark.parametrize("old, new, compiled, says", [

@@ -204,9 +204,9 @@ def figures(samples, counted, rule) -> dict:
         Fast_p = (1/N) sum_i 1[s_i > p]
         geometric mean = exp(mean of log s_i over the correct samples), by the standard rule; None without any
     """
-    correct, credited, estimates = [], [], []
+    correct, credited, estimates = [], [], []  # one entry for each sample; estimates: by the standard rule
     for sample in sum(samples.values(), []):
-        attempts = sample.scored if counted == "best turn" else sample.scored[-1:]
+        attempts = sample.scored if counted == "best turn" else sample.scored[-1:]  # those that count
         correct.append(any(map(is_correct, attempts)))
         credited.append(max(speed(attempt, rule) for attempt in attempts))
         estimates.append(max(map(speed, attempts)))
@@ -232,7 +232,7 @@ def problem_figures(samples) -> dict:
     """
     attempts = sum((sample.scored for sample in samples), [])
     errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
-    del errors[""]
+    del errors[""]  # attempts without an error
     best = max(attempts, key=speed)
     roofline = max(best.verdict.bandwidth or 0.0, best.verdict.arithmetic or 0.0) if speed(best) else 0.0
     return {"correct": sum(any(map(is_correct, sample.scored)) for sample in samples), "best_speedup": speed(best),
@@ -343,7 +343,7 @@ def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
     done: the problems that are complete, see open_folder; this function adds those that it rolls out, and prints a line
     for each. Each of several ranks takes every N-th batch, and appends whole lines to the same file.
     """
-    tasks_left = [task for task in tasks if task.name not in done]
+    tasks_left = [task for task in tasks if task.name not in done]  # they are incomplete
     size = max(1, min(options.batch // options.samples, math.ceil(len(tasks_left) / ranks.count())))  # no rank is idle
     batches = [tasks_left[first:first + size] for first in range(0, len(tasks_left), size)]
     own = ranks.share(batches)
@@ -356,7 +356,7 @@ def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
                 done[name] = samples
                 progress.update(len(samples))
                 progress.say(levels.problem_line(name, problem_figures(samples), options.samples))
-    for part in ranks.each(done):
+    for part in ranks.each(done):  # what each rank has rolled out
         done |= part
     return {task.name: done[task.name] for task in tasks}
 
@@ -372,7 +372,7 @@ def sample_batch(model, library, sandbox, tasks, options):
     # Each batch has its own random generator, so its samples do not depend on earlier batches.
     seed = random.Random(f"{options.seed} {tasks[0].name}").getrandbits(60)
     generator = torch.Generator(options.device).manual_seed(seed)
-    chosen = [()] * len(tasks)
+    chosen = [()] * len(tasks)  # the skills of each task
     if library is not None:
         greedy = Sampling(min(1024, options.max_new_tokens), 0.0, max_prompt_tokens=options.max_prompt_tokens)
         chosen = [s.skills for (s,) in select(model, library, tasks, 1, greedy, bm25_only=options.bm25_only)]
@@ -417,7 +417,7 @@ def main(argv=None) -> int:
     options = complete(Options, given, size=int(given["device"] == "cuda"))
     tasks, model, library, config = start(options)
     folder = Path(options.out or f"runs/bench_level{options.level}")
-    parts = [(folder, library, config)]
+    parts = [(folder, library, config)]  # one benchmark, or two with --both
     if options.both:
         parts = [(folder / "no_skills", None, config | {"no_skills": True}), (folder / "skills", library, config)]
     with Sandbox(options.device, timeout=options.timeout, tasks=8, measure=PRECISE_SECONDS,
@@ -427,7 +427,7 @@ def main(argv=None) -> int:
             facts = {"clock": "modelled" if options.device == "cpu" else "measured", "config": described,
                      "skills": "no skills" if skills is None else f"skills out of {len(skills)}"}
             facts |= levels.provenance(options.device)
-            found = sum(map(len, done.values()))
+            found = sum(map(len, done.values()))  # samples of an earlier, interrupted command
             print(f"{part}: {levels.heading(facts)}\n{found} samples found. Interrupted, the same command continues.",
                   flush=True)
             done |= too_large_samples(tasks, options)

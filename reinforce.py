@@ -214,7 +214,7 @@ def roll_out(run, episodes, schemes, n, sampling, generator) -> list[Episode]:
     --no-skills all are null schemes, so the number of rollouts stays the same. Several ranks split the rollouts by
     scheme. Each of them then gets every N-th episode, complete, and `train` gathers these later.
     """
-    jobs = []
+    jobs = []  # (task, skills) of each rollout: a task's rollouts together, scheme by scheme
     for episode in episodes:
         chosen = [selection.skills for selection in episode.selections]
         for skills in chosen + [()] * (schemes - len(chosen)):
@@ -293,7 +293,7 @@ def update(model, optimizer, chains, options) -> dict:
     divisor = options.loss_scale * LOSS_MEANS[options.loss_mean](flat(chains))
     trained = []  # the chains, without the rows that need no gradient
     for chain in chains:
-        trained.append([row for row in chain if row.advantage and not row.masked])
+        trained.append([row for row in chain if row.advantage and not row.masked])  # masked: by PRS
     # Sort by length, then deal them out in turn (`share`), so that all ranks get about as many tokens.
     own = ranks.share(sorted(filter(None, trained), key=lambda chain: len(chain[-1].completion.prompt_ids)))
     loss, ratio_off = torch.zeros((), device=model.device), 0.0
@@ -367,7 +367,7 @@ def evaluate_if_due(run, step) -> dict:
     --eval-every steps, too. with_* are their metrics with the library (one greedy selection), without_* those without.
     """
     options, line = run.options, {}
-    ends = step in (0, options.steps)
+    ends = step in (0, options.steps)  # before or after training
     if ends and not options.no_eval:
         episodes = evaluate(run, "eval", tasks.builtin_tasks(device=run.model.device.type), 1, step)
         line |= named("eval", flat(episode.trajectories for episode in episodes))

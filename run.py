@@ -119,7 +119,7 @@ def new_run(given, configure) -> Run:
     options = configure(given)  # to check the options early; `load` repeats it when the model's size is known
     check(options)
     fitness = {}
-    stream = task_stream(options, fitness)
+    stream = task_stream(options, fitness)  # fills in fitness
     first = next(stream)  # raises TaskError where no task may be trained on
     run = load(Path(name), find_path(options.model), given, configure)
     run.stream, run.fitness = itertools.chain([first], stream), fitness
@@ -138,19 +138,19 @@ def resume_run(given, configure, changeable) -> Run:
     if "out" not in given:  # the default is the present date and time
         raise UserError("--resume: say which run with --out")
     out = Path(given["out"])
-    folder = out / "checkpoint"
+    folder = out / "checkpoint"  # a link, see save_checkpoint
     path = folder / "trainer.pt"
     if not path.is_file():
         raise UserError(f"--resume: nothing to resume in {out}: {path} is missing")
     if ranks.rank() == 0:
-        hold(out)
+        hold(out)  # no other process may use the folder now
     with user_error(f"--resume: {path} is broken"):
         # Mapped, not read: 65 GB of an 8B's optimiser must not be in the host's memory twice; ranks share one copy.
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for name, value in given.items():
         if value != saved["options"].get(name) and name not in changeable:
             raise UserError(f"--resume: {out} has {name} = {saved['options'].get(name)}, not {value}")
-    given = saved["options"] | given
+    given = saved["options"] | given  # the command line may change some
     with user_error(f"--resume: {path} is of another version"):
         check(configure(given))
     run = load(out, folder, given, configure)  # the checkpoint is a model folder like any other
@@ -250,7 +250,7 @@ def step_metrics(run, episodes, losses) -> dict:
     line |= selection_metrics(selections, run.initial_names) | summary_metrics(summaries)
     line |= {"staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library)}
     line["rows"] = {"policy": compared(turns), "selection": compared(selections), "summary": compared(summaries)}
-    reasons = Counter(turn.masked for turn in turns)
+    reasons = Counter(turn.masked for turn in turns)  # None: the turn has a loss
     line["masked"] = {why: reasons[why] for why in ("prs", "void", "group")} | {"mrs": losses.pop("mrs_masked")}
     return line | losses
 

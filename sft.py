@@ -174,7 +174,7 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
     families = len({e.family for e in examples})
     pairs = {(e.kind, e.skills) for e in examples}
     answers = Counter(kind for kind, _ in pairs)
-    counts, kept = Counter(), []
+    counts, kept = Counter(), []  # counts: class -> examples of it that are kept so far
     for e in order:
         caps = {}  # class that this example belongs to -> most examples of that class
         if e.kernel:

@@ -185,11 +185,11 @@ def chosen_tasks(tasks, ids) -> list:
     """
     if ids is None:
         return tasks
-    by_id = {problem_id(task.name): task for task in tasks}
+    by_id = {problem_id(task.name): task for task in tasks}  # id -> task
     wanted = set()
     for part in ids.replace(" ", "").split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?|every([1-9]\d*)", part)
-        numbers = set()
+        numbers = set()  # the ids that this part names
         if match and match[3]:
             numbers = {number for number in by_id if number % int(match[3]) == 0}
         elif match:
@@ -229,7 +229,7 @@ def task_stream(options, fitness=None):
     """
     if options.tasks in SYNTHESISED:
         return SYNTHESISED[options.tasks](options.seed, options.device)
-    rng = random.Random(options.seed)
+    rng = random.Random(options.seed)  # for the order of the tasks
     if options.tasks == "builtin":  # the evaluation problems themselves: none is unfit
         tasks = builtin_tasks(device=options.device)
         return in_random_order(tasks, rng, dict.fromkeys(task.name for task in tasks))
@@ -260,7 +260,7 @@ def in_random_order(tasks, rng, fitness):
 
 def construct(source) -> tuple:
     """(model, get_inputs) of a problem's text. Runs the text, and raises whatever that raises."""
-    names = {}
+    names = {}  # what the problem's text defines
     exec(compile(source, "problem", "exec"), names)
     arguments, keywords = names["get_init_inputs"](), {}
     if list(map(type, arguments)) == [list, dict]:  # KernelBook's problems
@@ -296,7 +296,7 @@ def too_large(task, seconds) -> str | None:
 
     It is estimated from the number of elements, so that bench.py need not wait until each candidate times out.
     """
-    most = int(INTERPRETED * seconds)
+    most = int(INTERPRETED * seconds)  # elements that are possible
     count = elements(task.source, most)
     if count <= most:
         return None
@@ -374,9 +374,9 @@ def _applied(node, layers, own) -> list[str]:
         return ["neg"]
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return []
-    names = [node.func.attr]
+    names = [node.func.attr]  # F.relu, x.relu or self.act: the name behind the dot
     if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
-        names = layers.get(names[0], names)
+        names = layers.get(names[0], names)  # self.act -> the layers that __init__ puts there
     spelled = "relu" if _cut_at_zero(node) else None
     return [spelled or _spelled(name) for name in names if name not in own]
 

@@ -63,8 +63,8 @@ class Pool:
         self.futures = {}  # {(source, code): Future of its Verdict}
         # By source: what a judge said of a task, what it may take before that, why it cannot be used
         self.tasks, self.estimates, self.unusable = {}, {}, {}
-        # By source: how many candidates wait for a judge, and the lock of the first of them
-        self.waiting, self.first = Counter(), defaultdict(threading.Lock)
+        # By source: how many candidates have a thread, how many wait for a judge, and the lock of the first of these
+        self.begun, self.waiting, self.first = Counter(), Counter(), defaultdict(threading.Lock)
         self.judges = [Judge() for _ in range(settings["tasks" if self.on_gpu else "workers"])]
         self.servers, self.forks = [], None  # all servers; the one that forks judges
         self.recorders = queue.LifoQueue()  # idle ones; None: not started yet
@@ -117,11 +117,20 @@ class Pool:
         """The verdict on one candidate. Raises TaskError."""
         if len(code.encode(errors="surrogatepass")) > MOST_BYTES:
             return self.failed(code, f"the code is longer than {MOST_BYTES:,} bytes", "parse")
-        known = self.describe(task)
+        with self.changed:
+            self.begun[task.source] += 1
         try:
-            recording = self.record(code, known)
+            recording = self.record(code, self.describe(task))
+            return self.judged(task, code, recording)
         except Gone as error:
             return self.failed(code, f"the recorder failed on it ({error})")
+        finally:
+            with self.changed:
+                self.begun[task.source] -= 1
+                self.changed.notify_all()
+
+    def judged(self, task, code, recording) -> Verdict:
+        """What a judge says of a recording."""
         with self.judge_of(task) as judge:
             began = time.monotonic()
             try:
@@ -156,7 +165,7 @@ class Pool:
     def load_if_it_fits(self, task):
         """Have a judge load a task, unless others would have to be dropped for it."""
         self.estimate(task)
-        if self.used(self.judges) + self.takes(task.source) <= self.capacity:
+        if self.used() + self.takes(task.source) <= self.capacity:
             with self.judge_of(task):
                 pass
 
@@ -207,21 +216,28 @@ class Pool:
         """The judge that is to hold a task now, or None: it has to wait. self.changed is held.
 
         With a GPU only one judge holds a task, without one another where several candidates wait for it. A task is
-        loaded when it fits beside those that are in use.
+        loaded when it fits beside those that are needed.
         """
         holders = [judge for judge in self.judges if source in judge.loaded]
         idle = [judge for judge in holders if not judge.busy]
         if idle or holders and (self.on_gpu or self.waiting[source] < 2):
             return idle[0] if idle else None
         idle = [judge for judge in self.judges if not judge.busy]
-        used = self.used(judge for judge in self.judges if judge.busy)
-        fits = used + self.takes(source) <= self.capacity or len(idle) == len(self.judges)
+        needed = self.used(self.is_needed)
+        fits = needed + self.takes(source) <= self.capacity or needed == 0
         return min(idle, key=lambda judge: len(judge.loaded)) if idle and fits else None
 
-    def used(self, judges) -> int:
-        """Bytes of memory that all tasks of these judges take."""
+    def is_needed(self, judge, source) -> bool:
+        """Must a judge keep a task now? With a GPU, as long as it has candidates: to load one takes a second."""
+        return judge.busy or self.on_gpu and self.begun[source] > 0
+
+    def used(self, counts=lambda judge, source: True) -> int:
+        """Bytes of memory that loaded tasks take, or those for which counts(judge, source) is true."""
+        total = 0
         with self.changed:
-            return sum(sum(judge.loaded.values()) for judge in judges)
+            for judge in self.judges:
+                total += sum(size for source, size in judge.loaded.items() if counts(judge, source))
+        return total
 
     def takes(self, source) -> int:
         """Bytes of memory that a task takes: as its judge has said or, before that, an estimate."""
@@ -230,10 +246,10 @@ class Pool:
     def make_room(self, judge, source):
         """Have idle judges drop the tasks that were loaded first, until the new one of this judge fits."""
         with self.changed:
-            used = self.used(self.judges)
+            used = self.used()
             for other in self.judges:
                 for old in list(other.loaded) if other is judge or not other.busy else ():
-                    if used > self.capacity and old != source:
+                    if used > self.capacity and old != source and not (self.on_gpu and self.begun[old]):
                         used -= other.loaded.pop(old)
                         with contextlib.suppress(OSError):  # it has ended, which will be noticed when it is asked
                             other.connection.send(("drop", old))

@@ -56,3 +56,31 @@ def test_all_candidates_get_a_result_and_tasks_fit(seed, monkeypatch):
     quick.close()
     with pytest.raises(TaskError, match="closed"):
         quick.submit(pairs)
+
+
+class CountingPool(QuickPool):
+    """A QuickPool without failures, of which two tasks fill the memory."""
+
+    loads = 0
+
+    def record(self, code, known):
+        time.sleep(0.002)
+        return b""
+
+    def ask(self, judge, order, *_):
+        judge.connection = Mock()
+        time.sleep(0.002)
+        self.loads += order == "load"
+        return {"room": 9, "blueprint": b"", "takes": 40} if order == "load" else (Verdict(error="x"), False)
+
+
+def test_a_gpu_keeps_a_task_until_its_candidates_are_judged(monkeypatch):
+    monkeypatch.setattr(pool, "gpu_of", lambda device: (None, 200))
+    monkeypatch.setattr(pool, "elements", lambda source, most: 1)
+    counting = CountingPool({"workers": 2, "tasks": 3, "timeout": 60, "memory": 1, "clock": "measured",
+                             "device": "cuda:0", "secret": "00"})
+    pairs = [(Task(f"task{i % 8}", 0, f"source {i % 8}"), f"code {i}") for i in range(160)]
+    for future in counting.submit(pairs):
+        future.result(timeout=20)
+    counting.close()
+    assert 8 <= counting.loads < 16  # without waiting for room: more than a hundred

@@ -164,8 +164,8 @@ def test_two_ranks_begin_and_one_goes_on_as_one_alone(killed, tmp_path):
     assert (folder / sft.CHECKPOINT).is_file(), done.stderr
     assert torch.load(folder / sft.CHECKPOINT)["step"] == 4
     data, alone, resumed = encoded(33, np.random.default_rng(0)), small_model(), small_model(1)
-    whole = sft.train(alone, data, 0, sharded(tmp_path))
-    again = sft.train(resumed, data, 0, sharded(folder, resume=True))
+    whole = sft.train(alone, [], data, 0, sharded(tmp_path))
+    again = sft.train(resumed, [], data, 0, sharded(folder, resume=True))
     for mine, theirs in zip(resumed.parameters(), alone.parameters()):
         assert torch.allclose(mine, theirs, rtol=0, atol=1e-6)
     assert whole[-1]["step"] > 4

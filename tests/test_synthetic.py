@@ -59,6 +59,13 @@ def test_a_program_is_a_pure_function_of_its_seed_and_so_are_both_texts():
         assert problem_text(one) == problem_text(two) and solution(one, ALL) == solution(two, ALL)
 
 
+@pytest.mark.parametrize("seed", [13600, 22061, 53299])
+def test_a_program_always_has_a_step(seed):
+    """The only step that is drawn for these does not fit the shape."""
+    program = draw(seed, clutter=True)
+    assert len(program.steps) == 1 and unfit(task_of(program), frozenset()) is None and solution(program, ALL)
+
+
 def test_every_family_runs_and_nearly_always_has_a_solution():
     for name, row in FAMILIES.items():
         drawn = [draw(seed, seed % 2 > 0, {name: row}) for seed in range(12)]

@@ -101,9 +101,9 @@ def best_use(name, origin, rollouts) -> dict | None:
 
     It gets `speedup`, its best turn's, and `evaluated`: is it of an evaluation, and not of training?
     """
-    best = None
+    best, own_task = None, (origin or {}).get("task")
     for rollout in rollouts:
-        if rollout["role"] != "policy" or name not in rollout["skills"] or rollout["task"] == (origin or {}).get("task"):
+        if rollout["role"] != "policy" or name not in rollout["skills"] or rollout["task"] == own_task:
             continue
         speedups = [turn["verdict"]["speedup"] for turn in rollout["turns"] if turn["verdict"]["correct"]]
         if speedups and (best is None or max(speedups) > best["speedup"]):

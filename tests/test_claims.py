@@ -31,18 +31,22 @@ def test_an_interval_and_its_verdict():
     assert claims.judged(wide) == f"open ({math.ceil(3 * (half / (0.4 / 3)) ** 2)} seeds)"
 
 
+TASK = "redundant/1_MirroredLength"  # its pair is flip before norm
+
+
 def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
     """Rewards with the library and without it, and uses of skills that the run has found."""
     def rollout(skills, speedup, reward):
-        return {"role": "policy", "task": "redundant/1_A", "skills": skills,
+        return {"role": "policy", "task": TASK, "skills": skills,
                 "turns": [{"verdict": {"correct": speedup > 0, "speedup": speedup}, "reward": reward},
                           {"verdict": {"correct": True, "speedup": 1.0}, "reward": reward / 2}]}
 
     found = "leave-out-flip-before-norm"
     folder, kept = tmp_path / "run", tmp_path / "kept"
     for_all = {"eval_reward_best": 1.0, "with_fast_1.2": 0.5}
-    write_lines(folder / "metrics.jsonl", for_all | {"with_reward_best": 1.0, "without_reward_best": 1.0},
-                for_all | {"with_reward_best": 1.5, "without_reward_best": 1.25})
+    write_lines(folder / "metrics.jsonl",
+                for_all | {"step": 0, "library": 1, "with_reward_best": 1.0, "without_reward_best": 1.0},
+                for_all | {"step": 2, "library": 2, "with_reward_best": 1.5, "without_reward_best": 1.25})
     write_lines(folder / "skill_library/global_step_9.jsonl", {"tags": ["old"]})
     write_lines(folder / "skill_library/global_step_10.jsonl", {"tags": ["flip", "norm"]}, {"tags": ["a", "b"]})
     write_lines(folder / "rollouts/redundant_2.jsonl", {"role": "selection"}, rollout([found], 2.0, 1.5),
@@ -52,13 +56,14 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
     claims.keep(folder, kept)
     monkeypatch.setattr(claims, "HELD_OUT", [("flip", "norm")])
     run = claims.Run(kept)
-    assert run.by_problem("") == {"redundant/1_A": 0.5} and run.gain("with_reward_best") == 0.5
+    assert run.by_problem() == run.by_problem(known=True, first_turn=True) == {TASK: 0.5} and run.gain("with_reward_best") == 0.5
     assert run.found() == [("flip", "norm")] and claims.held(run) == 1.0
-    assert run.uses == {found: [[2, "redundant/1_A", 2.0]]}
-    assert json.loads((kept / "problems.json").read_text())["rewards"] == {"2": {"redundant/1_A": [1.5, 1.0]}}
+    assert run.uses == {found: [[2, TASK, 2.0]]}
+    assert json.loads((kept / "problems.json").read_text())["rewards"] == {"2": {TASK: [[1.5, 0.75], [1.0, 0.5]]}}
     rows = {measured: values for _, measured, values in claims.claims({"default": {0: run}})}
     assert rows["reward, redundant operators, with the library, after - before"] == [0.5]
-    assert rows["reward with the library - without"] == [0.25]
+    assert rows["reward with the library - without, all 12 problems"] == [0.5]
+    assert rows["the same, problems about whose pair the library has a skill"] == [0.5]
     assert rows["held-out pairs in the library"] == [1.0]
     claims.print_table({"default": {0: run}})
     assert "| +0.500 [-inf, +inf] | 1 | open |" in capsys.readouterr().out

@@ -86,6 +86,7 @@ def run_one(arm, seed, cores, options):
     else:
         command += ["--seed", str(seed), "--device", "cpu", "--steps", str(options.steps), *ARMS[arm]]
         command += ["--model", options.model] if options.model else []
+        command += ["--lr", options.lr] if options.lr else []
     environment = os.environ | {"OMP_NUM_THREADS": str(CORES)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.log", "w") as log:
@@ -315,6 +316,7 @@ def main(argv=None) -> int:
     parser.add_argument("--arms", default=",".join(ARMS), help="which, with commas between them")
     parser.add_argument("--steps", type=int, default=8, help="training steps of a run")
     parser.add_argument("--model", default="", help="checkpoint to start from; default: checkpoints/tiny")
+    parser.add_argument("--lr", default="", help="learning rate; default: that of reinforce.py")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "claims"), help="folder of the whole runs")
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--keep", default="", metavar="DIR", help="take in the runs DIR/ARM/SEED as they are")

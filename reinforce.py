@@ -36,7 +36,7 @@ from command.options import check_name, check_together, complete, option, parse,
 class Options:
     """An `option` is a flag, a `setting` is changed by --set NAME=VALUE.
 
-    A tuple holds three defaults: on 2 CPU cores (a run takes about 7 minutes), on a GPU, and for a model over a billion
+    A tuple holds three defaults: on 2 CPU cores (a run takes about 4 minutes), on a GPU, and for a model over a billion
     parameters. The third is the paper's or its release's, where these give one.
     """
 

@@ -2,8 +2,9 @@
 
     python results/honest.py [--device cpu|cuda]          scores all of them in one batch
 
-results/honest/index.json lists them; each has a folder with task.py, the problem, and candidate.py, its kernel. Our own
-expert wrote the kernels (for the built-in problems and for 62 synthesised ones), with every technique that it knew.
+results/honest/index.json lists them; each has a folder with candidate.py, its kernel, and, unless the problem is a
+built-in one, task.py. Our own expert wrote the kernels (for 40 built-in problems and for 62 synthesised ones), with
+every technique that it knew.
 results/measured_clock/agreement_80.json has the speedup of each on an H200. Both clocks found each of them correct.
 """
 
@@ -24,14 +25,14 @@ FOLDER = Path(__file__).with_name("honest")
 
 def honest_pairs(device="cpu") -> list[tuple[Task, str]]:
     """(task, code of a correct kernel) for each stored kernel; on "cuda" the tasks have the batch usual on a GPU."""
-    large = {task.name: task for task in builtin_tasks(device="cuda")}
+    builtin = {task.name: task for task in builtin_tasks(device=device)}
     pairs = []
     for row in json.loads((FOLDER / "index.json").read_text()):
-        folder = FOLDER / row["folder"]
-        level = int(row["task"][5]) if row["task"].startswith("level") else 0
-        task = Task(row["task"], level, (folder / "task.py").read_text(), row["family"])
-        if device == "cuda":
-            task = large.get(task.name) or scale_batch(task, GPU_BATCH_FACTOR)
+        folder, task = FOLDER / row["folder"], builtin.get(row["task"])
+        if task is None:
+            task = Task(row["task"], 0, (folder / "task.py").read_text(), row["family"])
+            if device == "cuda":
+                task = scale_batch(task, GPU_BATCH_FACTOR)
         pairs.append((task, (folder / "candidate.py").read_text()))
     return pairs
 

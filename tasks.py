@@ -12,7 +12,7 @@ with a class `ModelNew` that has the same constructor and computes the same func
     parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
     SYNTHESISED        endless problems, by the name of their distribution (synthetic/ adds them)
 
-2. Size: `scale_batch` enlarges a problem for a GPU, `too_large` says whether a CPU can run it.
+2. Size: `scale_batch` enlarges a problem for a GPU, `elements` counts what it holds.
 3. Decontamination: `unfit` keeps out training problems that do not run or resemble an evaluation problem.
 """
 
@@ -40,7 +40,6 @@ PROBLEMS = ROOT / "problems"
 # GPU the batch is this many times larger. The modelled clock divides the GPU's speed by the same number, so the costs
 # of launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
-INTERPRETED = 100_000  # speed of the CPU's interpreter: elements of a problem's tensors a second, on 2 busy cores
 MOST_CHECKED = 2**25  # `unfit` runs problems of up to so many elements on the CPU: three forwards in about a second
 SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an endless iterator over Tasks
 
@@ -256,7 +255,7 @@ def in_random_order(tasks, rng, fitness):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The size of a problem: can a CPU run it? KernelBench's problems are meant for a GPU.
+# The size of a problem
 
 def construct(source) -> tuple:
     """(model, get_inputs) of a problem's text. Runs the text, and raises whatever that raises."""
@@ -289,18 +288,6 @@ def elements(source, enough) -> int:
 
 def _elements(values) -> int:
     return sum(value.numel() for value in values if hasattr(value, "numel"))
-
-
-def too_large(task, seconds) -> str | None:
-    """Why a problem is too large to be interpreted on a CPU within so many seconds; None if it is not.
-
-    It is estimated from the number of elements, so that bench.py need not wait until each candidate times out.
-    """
-    most = int(INTERPRETED * seconds)  # elements that are possible
-    count = elements(task.source, most)
-    if count <= most:
-        return None
-    return f"its tensors take {4e-9 * count:.2g} GB; without a GPU {4e-9 * most:.2g} GB are possible"  # 4 bytes each
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 from chat.calls import extract_tool_call, text_of
 from chat.template import Completion, with_tools
@@ -98,32 +98,52 @@ class Server:
         yield self
 
     def write(self, prompts):
-        """Yields (key, Completion) for each of {key: prompt}, in their order. Requests run in parallel.
+        """Yields (key, Completion) for each of {key: prompt} as soon as it is there. Requests run in parallel.
 
-        A prompt that gets no reply has an empty one. Raises UserError if this is so for all prompts, and either no
-        prompt was answered before or the server has gone: its figures would say nothing of the model.
+        A prompt that gets no reply has an empty one, at the end. Raises UserError if no prompt was ever answered or the
+        server has gone: its figures would say nothing of the model.
         """
-        answered = len(self.seconds)
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            try:
-                seeds = itertools.islice(self.seeds, len(prompts))
-                yield from zip(prompts, pool.map(self._reply, prompts.values(), seeds))
-            except BaseException:  # Ctrl-C, too: nothing is asked again, so that the threads end soon
-                self.stopped.set()
-                raise
-        if prompts and not self.seconds:
+        jobs, replies = iter([(*pair, next(self.seeds)) for pair in prompts.items()]), SimpleQueue()
+        for _ in range(min(PARALLEL, len(prompts))):  # daemons: Ctrl-C does not wait for the replies under way
+            threading.Thread(target=self._work, args=(jobs, replies), daemon=True).start()
+        lost = []
+        try:
+            for _ in prompts:
+                key, reply = replies.get()
+                if isinstance(reply, Exception):
+                    raise reply
+                if reply:
+                    yield key, reply
+                else:
+                    lost.append(key)
+        except BaseException:  # nothing more is asked
+            self.stopped.set()
+            raise
+        if lost and not self.seconds:
             raise UserError(f"--server {self.url}: it answered no prompt: {self.failures.most_common(1)[0][0]} (of a "
                             "small context: --max-prompt-tokens, --max-new-tokens)")
-        if prompts and len(self.seconds) == answered:
+        if lost:
             self._models()
+        for key in lost:
+            yield key, Completion(prompts[key], [], [], "", False)
+
+    def _work(self, jobs, replies):
+        """One of several threads: puts (key, reply or error) for each (key, prompt, seed) that it takes from `jobs`."""
+        for key, prompt, seed in jobs:
+            try:
+                reply = None if self.stopped.is_set() else self._reply(prompt, seed)
+            except Exception as error:
+                reply = error
+            replies.put((key, reply))
 
     def sample(self, prompts, sampling, generator=None) -> list[Completion]:
         """One reply to each prompt, in their order."""
         with self.sampler(sampling, generator) as sampler:
-            return [reply for _, reply in sampler.write(dict(enumerate(prompts)))]
+            replies = dict(sampler.write(dict(enumerate(prompts))))
+        return [replies[number] for number in range(len(prompts))]
 
-    def _reply(self, prompt, seed) -> Completion:
-        """Its token_ids only have the right number. A prompt without a reply gets an empty one, and stderr the reason.
+    def _reply(self, prompt, seed) -> Completion | None:
+        """Its token_ids only have the right number. None for a prompt without a reply: stderr tells the reason.
 
         Whatever fails is asked again after each of PAUSES, except a prompt that the server refuses, and a reply that
         takes longer than the timeout. Raises UserError for one of FATAL.
@@ -136,22 +156,21 @@ class Server:
             try:
                 text, tokens, finished = read_answer(self._ask("/chat/completions", body))
             except ERRORS as error:
-                failed = error
-                if getattr(error, "code", None) in FATAL:
+                reason, status = reason_of(error), getattr(error, "code", None)
+                if status in FATAL:
                     self.stopped.set()
-                    raise UserError(f"--server {self.url}, model {self.name}: {reason_of(error)}") from None
+                    raise UserError(f"--server {self.url}, model {self.name}: {reason}") from None
                 final = pause is None or self.stopped.is_set()
-                if final or isinstance(error, TimeoutError) or getattr(error, "code", None) in REFUSED:
+                if final or isinstance(error, TimeoutError) or status in REFUSED:
                     break
                 self.stopped.wait(pause)
             else:
                 self.seconds.append(time.monotonic() - began)
                 count("replies")
                 return Completion(prompt, [0] * tokens, [], text, finished)
-        reason = reason_of(failed)
         print(f"--server gives no reply to a prompt: {reason}", file=sys.stderr)
         self.failures[reason] += 1
-        return Completion(prompt, [], [], "", False)
+        return None
 
     def statistics(self) -> dict:
         """Number of replies, median and longest seconds of one, and number of prompts without a reply by reason."""

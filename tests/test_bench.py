@@ -5,9 +5,7 @@ import json
 import math
 import re
 import sys
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -165,27 +163,41 @@ def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
     assert model.asked == {(0.0, 99): 3} and chosen[0].skills == ["fuse"]
 
 
-def test_a_killed_run_ends_as_the_uninterrupted_one(tmp_path):
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
     """Batches of 2, 2, 2 and 1 problems. It is killed in a batch, and while it writes a line."""
     tasks, folder, config = builtin_tasks(1)[:7], tmp_path / "parts", {"seed": 0, "samples": 2}
-    path = folder / "results.jsonl"
+    path, unfinished = folder / "results.jsonl", folder / bench.UNFINISHED
     whole = run(tasks, tmp_path / "whole.jsonl", library=LIBRARY)
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
     bench.open_folder(folder, config)
     with pytest.raises(KeyboardInterrupt):
-        run(tasks, path, library=LIBRARY, sandbox=Scorer(lives=13))
-    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+        run(tasks, path, library=LIBRARY, sandbox=Scorer(lives=16))
     assert len(lines) == 14 and path.read_text() == "".join(lines[:4])
-    for complete_lines in (4, 7):
-        path.write_text("".join(lines[:complete_lines]) + lines[complete_lines][:50])
-        done, model = bench.open_folder(folder, config), Scripted(by_chance)
-        kept = complete_lines // 2  # problems with both samples: they are not done again
-        assert len(done) == kept and path.read_text() == "".join(lines[:2 * kept])
-        samples = run(tasks, path, model, LIBRARY, done=done)
+    answers = bench.read_answers(unfinished)
+    assert bench.open_folder(folder, config).keys() == {tasks[0].name, tasks[1].name}
+    assert sum(map(len, answers.values())) > 24 and bench.read_answers(unfinished) == answers
+    for again in (1, 2):  # the second time nothing is left
+        model, sandbox = Scripted(by_chance), Scorer()
+        samples = run(tasks, path, model, LIBRARY, sandbox, done=bench.open_folder(folder, config))
         assert [(row["task"], row["index"]) for row in read_lines(path)] == [(t.name, i) for t in tasks for i in (0, 1)]
-        assert model.asked[1.0, 99] == 3 * 2 * (7 - kept)
         assert bench.read_results(path) == {(s.task, s.index): s for group in samples.values() for s in group}
-        if complete_lines == 4:
-            assert samples == whole and path.read_text() == "".join(lines)
+        assert not unfinished.exists()
+        if again == 2:
+            assert not model.asked and not sandbox.scored
+            break
+        # Of the batch that was interrupted, no reply was sampled again and no kernel judged again.
+        known = [answer for s in samples[tasks[2].name] + samples[tasks[3].name]
+                 for answer in answers[s.task, s.index, "fuse"]]
+        replies = [answer["text"] for answer in known if "text" in answer]
+        assert model.asked[1.0, 99] == 3 * 2 * 5 - len(replies) and 4 <= len(replies) <= 12
+        assert len(sandbox.scored) + len(known) - len(replies) <= 3 * 2 * 5
+        told = [turn.reply for name in (tasks[2].name, tasks[3].name) for s in samples[name] for turn in s.turns]
+        assert not Counter(replies) - Counter(told)
+    # Killed between two batches, and in a line: the end is that of the uninterrupted run.
+    path.write_text("".join(lines[:4]) + lines[4][:50])
+    done = bench.open_folder(folder, config)
+    assert path.read_text() == "".join(lines[:4])
+    assert run(tasks, path, library=LIBRARY, done=done) == whole and path.read_text() == "".join(lines)
 
 
 def test_random_numbers_are_of_the_seed_and_the_tasks(tmp_path):
@@ -252,82 +264,6 @@ def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(tmp_path):
     # The budget of tokens ends a sample; a reply has one token.
     [sample], _ = first(tmp_path / "few.jsonl", lambda *_: kernel(2.0), strategy="evolve", tokens=9)
     assert len(sample.turns) == 9 and len(sample.scored) == 1
-
-
-# ---- a server in place of a model
-
-
-class Served(BaseHTTPRequestHandler):
-    """Answers as vLLM does. Prompts about GELU are too long for it."""
-
-    asked = []
-
-    def log_message(self, *_):
-        pass
-
-    def answer(self, status, body):
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def do_GET(self):
-        self.answer(200, {"data": [{"id": "M", "max_model_len": 5000}]} if self.path == "/v1/models" else {})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        text = selecting("fuse") if "select_skills" in body["messages"][0]["content"] else kernel(1.5)
-        if "gelu" in str(body["messages"]).lower():
-            return self.answer(400, {"error": "this model's maximum context length is 5000 tokens"})
-        if body["model"] != "M":
-            return self.answer(404, {"error": "no such model"})
-        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        return self.answer(200, {"choices": [choice], "usage": {"completion_tokens": 77}})
-
-
-@pytest.fixture
-def url():
-    Served.asked.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def test_a_served_model_is_evaluated_without_and_with_the_skills_of_a_snapshot(url, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer())
-    LIBRARY.save(tmp_path / "snapshot.jsonl")
-    given = ["--device", "cpu", "--level", "1", "--ids", "1,3", "--samples", "2", "--turns", "2", "--server", url,
-             "--out", str(tmp_path / "o")]
-    assert bench.main([*given, "--both", "--library", str(tmp_path / "snapshot.jsonl"), "--served-model", "M"]) == 0
-    out, err = capsys.readouterr()
-    assert "no skills\nM on" in out and "skills out of 1\nM on" in out and err.count("maximum context length") == 9
-    assert "side by side" in out and (tmp_path / "o/report.html").is_file()
-    for part, skills in (("no_skills", []), ("skills", ["fuse"])):
-        samples = bench.read_results(tmp_path / "o" / part / "results.jsonl")
-        assert [sample.skills for (task, _), sample in samples.items() if "Softplus" in task] == [skills] * 2
-        tokens = [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)]
-        assert tokens == [[77, 77]] * 2 + [[0, 0]] * 2
-        assert [turn.verdict.speedup for turn in samples["level1/1_AffineSoftplus", 1].turns] == [1.5, 1.5]
-    config = json.loads((tmp_path / "o/skills/config.json").read_text())
-    assert config["model"] == config["checkpoint"] == "M" and config["max_new_tokens"] == 1250
-    selections = [body for body in Served.asked if "select_skills" in body["messages"][0]["content"]]
-    assert [body["temperature"] for body in selections] == [0.0] * 2 and selections[0]["max_tokens"] == 1024
-    policy = [body for body in Served.asked if body not in selections and "gelu" not in str(body).lower()]
-    assert [(body["temperature"], body["top_p"], body["max_tokens"]) for body in policy] == [(1.0, 0.95, 1250)] * 8
-    assert len({body["seed"] for body in policy}) == 4  # the same without and with skills
-    assert [sum("one kernel softplus" in body["messages"][0]["content"] for body in policy[i:i + 4])
-            for i in (0, 4)] == [0, 4]
-    assert [len(body["messages"]) for body in policy] == [2, 2, 4, 4] * 2
-
-
-def test_a_server_that_does_not_answer_is_told_in_one_line(url, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer())
-    given = ["--device", "cpu", "--level", "1", "--ids", "1", "--out", str(tmp_path), "--server"]
-    for more, message in (([url, "--served-model", "N"], "404"), (["http://127.0.0.1:9"], "refused"),
-                          ([url + "/other"], "it lists no model"), ([url, "--thinking"], "--server and --thinking")):
-        with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
-            bench.main([*given, *more])
 
 
 # ---- the command

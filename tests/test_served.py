@@ -18,7 +18,8 @@ from chat import server
 from chat.server import Messages, Server
 from command.files import ROOT
 from command.process import UserError
-from conftest import FakeSandbox, kernel
+from conftest import FakeSandbox, kernel, selecting
+from skills import Skill, SkillLibrary
 
 GOOD = {"choices": [{"message": {"content": kernel(1.5)}, "finish_reason": "stop"}], "usage": {"completion_tokens": 7}}
 
@@ -33,7 +34,7 @@ class Stub(BaseHTTPRequestHandler):
     An entry is a status, an answer, or something that goes wrong, by name; or a function of the request gives it.
     """
 
-    script, asked, models = [], [], {"data": [{"id": "M"}]}
+    script, asked, models = [], [], {"data": [{"id": "M", "max_model_len": 5000}]}
 
     def log_message(self, *_):
         pass
@@ -73,6 +74,7 @@ class Stub(BaseHTTPRequestHandler):
 @pytest.fixture
 def url(monkeypatch):
     monkeypatch.setattr(server, "PAUSES", (0.01, 0.02))
+    monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
     for name, value in (("asked", []), ("script", [GOOD]), ("models", Stub.models)):
         monkeypatch.setattr(Stub, name, value)
     with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as stub:
@@ -165,10 +167,11 @@ def test_the_usual_environment_variable_gives_the_key(url, monkeypatch):
         assert Stub.asked[-1][1] == sent
 
 
-def test_a_benchmark_keeps_what_was_judged_and_says_how_long_the_server_took(url, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
-    given = ["--device", "cpu", "--level", "1", "--ids", "1,3", "--samples", "2", "--turns", "2", "--server", url,
-             "--batch", "2", "--out", str(tmp_path)]
+BENCH = ["--device", "cpu", "--level", "1", "--ids", "1,3", "--samples", "2", "--turns", "2", "--server"]
+
+
+def test_a_benchmark_keeps_what_was_judged_and_says_how_long_the_server_took(url, tmp_path, capsys):
+    given = [*BENCH, url, "--batch", "2", "--out", str(tmp_path)]
     Stub.script = [lambda body: {1: 500, 3: 400}.get(body["seed"] % 4, GOOD)]  # a reply in each wave, and a failure
     assert bench.main(given) == 0
     out, _ = capsys.readouterr()
@@ -183,13 +186,69 @@ def test_a_benchmark_keeps_what_was_judged_and_says_how_long_the_server_took(url
     assert '"replies": 0' in capsys.readouterr().out
 
 
-def test_an_interrupt_does_not_wait_for_pauses(url, monkeypatch):
+def test_a_server_that_goes_away_costs_no_sample(url, tmp_path):
+    """It answers three prompts of eight. The same command asks for the others."""
+    def once(body):
+        if len(Stub.asked) > 3:
+            Stub.models = 500
+        return 500 if len(Stub.asked) > 3 else GOOD
+
+    Stub.script, listed = [once], Stub.models
+    with pytest.raises(UserError, match="models: HTTPError: HTTP Error 500"):
+        bench.main([*BENCH, url, "--out", str(tmp_path)])
+    assert sum(map(len, bench.read_answers(tmp_path / bench.UNFINISHED).values())) == 3
+    Stub.script, Stub.models, Stub.asked = [GOOD], listed, []
+    assert bench.main([*BENCH, url, "--out", str(tmp_path)]) == 0 and len(Stub.asked) == 5
+    samples = bench.read_results(tmp_path / "results.jsonl").values()
+    assert all(turn.verdict.correct for sample in samples for turn in sample.turns) and len(samples) == 4
+
+
+def test_a_served_model_gets_the_skills_of_a_snapshot(url, tmp_path, capsys):
+    """Prompts about GELU are too long for it."""
+    def script(body):
+        if "gelu" in str(body["messages"]).lower():
+            return 400
+        if "select_skills" in body["messages"][0]["content"]:
+            return saying(message={"content": selecting("fuse")})
+        return GOOD
+
+    Stub.script, library, config = [script], tmp_path / "snapshot.jsonl", {}
+    SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",), "Key Idea: one kernel")]).save(library)
+    for more, skills in (("--no-skills", []), (f"--library={library}", ["fuse"])):
+        folder, Stub.asked = tmp_path / more[2:5], []
+        assert bench.main([*BENCH, url, "--out", str(folder), more]) == 0
+        samples = bench.read_results(folder / "results.jsonl")
+        assert [sample.skills for (task, _), sample in samples.items() if "Softplus" in task] == [skills] * 2
+        assert [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)] == [[7, 7]] * 2 + [[0, 0]] * 2
+        asked = [body for body, _ in Stub.asked if "gelu" not in str(body).lower()]
+        selections = [body for body in asked if "select_skills" in body["messages"][0]["content"]]
+        assert [(body["temperature"], body["max_tokens"]) for body in selections] == [(0.0, 1024)] * len(skills)
+        policy = [body for body in asked if body not in selections]
+        assert [(body["temperature"], body["top_p"], body["max_tokens"]) for body in policy] == [(1.0, 0.95, 1250)] * 4
+        assert len({body["seed"] for body in policy}) == 4
+        assert all(("one kernel" in body["messages"][0]["content"]) == bool(skills) for body in policy)
+        assert sorted(len(body["messages"]) for body in policy) == [2, 2, 4, 4]
+        config = json.loads((folder / "config.json").read_text())
+        assert config["model"] == config["checkpoint"] == "M" and config["max_new_tokens"] == 1250
+    out, err = capsys.readouterr()
+    assert "no skills\nM on" in out and "skills out of 1\nM on" in out and err.count("HTTP Error 400") == 9
+
+
+@pytest.mark.parametrize("more, message", [
+    ("{} --served-model N", "404"), ("http://127.0.0.1:9", "refused"), ("{} --thinking", "--server and --thinking")])
+def test_a_server_that_cannot_be_asked_is_told_in_one_line(url, tmp_path, more, message):
+    Stub.script = [404]
+    with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
+        bench.main([*BENCH, *more.format(url).split(), "--out", str(tmp_path)])
+
+
+def test_an_interrupt_waits_neither_for_pauses_nor_for_replies(url, monkeypatch):
     monkeypatch.setattr(server, "PAUSES", (60,))
     model, began = Server(url), time.monotonic()
-    Stub.script = [lambda body: 401 if body["seed"] == 3 else 500]
+    Stub.script = [lambda body: {3: 401, 4: "hang"}.get(body["seed"], 500)]
     with pytest.raises(UserError, match="401"):
-        replies(model, 4)
-    assert time.monotonic() - began < 20
+        replies(model, 5)
+    assert time.monotonic() - began < 1.2  # the reply that hangs takes 1.5 s
 
 
 @pytest.mark.slow

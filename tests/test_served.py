@@ -64,7 +64,7 @@ class Stub(BaseHTTPRequestHandler):
             self.wfile.write(b'{"choices"')
             self.connection.close()
         elif what == "hang":
-            time.sleep(1.5)
+            time.sleep(1)
         elif isinstance(what, int):
             self.answer(what, "why not\nin two lines")
         else:
@@ -75,6 +75,8 @@ class Stub(BaseHTTPRequestHandler):
 def url(monkeypatch):
     monkeypatch.setattr(server, "PAUSES", (0.01, 0.02))
     monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
+    monkeypatch.setattr(bench, "report", lambda folder, summary: (folder / "summary.json").write_text(
+        json.dumps(summary)))  # without its pictures, which take a second
     for name, value in (("asked", []), ("script", [GOOD]), ("models", Stub.models)):
         monkeypatch.setattr(Stub, name, value)
     with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as stub:
@@ -83,11 +85,11 @@ def url(monkeypatch):
         stub.shutdown()
 
 
-def replies(model, count):
+def replies(model, count=1):
     return model.sample([Messages([{"role": "user", "content": f"p{i}"}]) for i in range(count)], Sampling(50))
 
 
-PASSING = [500, 429, 503, 502, "drop", "cut off", "{no json", "[]", "null", {"choices": []}, {"choices": None},
+PASSING = [500, 429, 503, "drop", "cut off", "{no json", "[]", "null", {"choices": []}, {"choices": None},
            {"error": {"message": "overloaded"}}, {"choices": [{}]}, saying(message={"content": 5}),
            {"choices": [None]}, saying(message={"content": [{"type": "image_url"}]})]
 
@@ -96,10 +98,10 @@ PASSING = [500, 429, 503, 502, "drop", "cut off", "{no json", "[]", "null", {"ch
 def test_what_fails_is_asked_again_and_then_fails_alone(url, failure, capsys):
     model = Server(url)
     Stub.script = [failure, failure, GOOD]
-    [reply] = replies(model, 1)
+    [reply] = replies(model)
     assert (reply.text, len(reply.token_ids), reply.finished) == (kernel(1.5), 7, True) and len(Stub.asked) == 3
     Stub.script = [failure, failure, failure, GOOD]
-    [lost] = replies(model, 1)  # the server still lists its model, so the run goes on
+    [lost] = replies(model)  # the server still lists its model, so the run goes on
     assert (lost.text, lost.token_ids, lost.finished) == ("", [], False) and len(Stub.asked) == 6
     assert model.statistics()["replies"] == 1 and sum(model.statistics()["without_reply"].values()) == 1
     err = capsys.readouterr().err
@@ -107,26 +109,27 @@ def test_what_fails_is_asked_again_and_then_fails_alone(url, failure, capsys):
     assert [body["seed"] for body, _ in Stub.asked[:3]] == [0, 0, 0]
 
 
+LENGTH = len(kernel(1.5)) // 4
+
+
 @pytest.mark.parametrize("answer, text, tokens, finished", [
     (saying(message={"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "bcd"}]}), "abcd", 1, True),
     (saying(message={"content": None}, finish_reason="length"), "", 0, False),
-    (saying(message={}), "", 0, True), (saying() | {"usage": None}, kernel(1.5), len(kernel(1.5)) // 4, True),
-    (saying(finish_reason=None) | {"usage": {"completion_tokens": None}}, kernel(1.5), len(kernel(1.5)) // 4, True)])
+    (saying(message={}), "", 0, True), (saying() | {"usage": None}, kernel(1.5), LENGTH, True),
+    (saying(finish_reason=None) | {"usage": {"completion_tokens": None}}, kernel(1.5), LENGTH, True)])
 def test_answers_in_other_layouts_are_read(url, answer, text, tokens, finished):
     Stub.script = [answer]
-    [reply] = replies(Server(url), 1)
+    [reply] = replies(Server(url))
     assert (reply.text, len(reply.token_ids), reply.finished) == (text, tokens, finished) and len(Stub.asked) == 1
 
 
 def test_a_refused_prompt_and_a_reply_that_takes_too_long_are_asked_once(url, capsys):
     model = Server(url)
-    model.timeout = 0.5
+    model.timeout = 0.2
     Stub.script = [GOOD, 400, 413, 422, "hang", GOOD]
-    for reply in (True, False, False, False, False, True):
-        assert bool(replies(model, 1)[0].text) == reply
-    assert len(Stub.asked) == 6
+    assert [bool(replies(model)[0].text) for _ in range(6)] == [True, False, False, False, False, True]
     err = capsys.readouterr().err
-    assert err.count("\n") == 4 and "TimeoutError" in err
+    assert len(Stub.asked) == 6 and err.count("\n") == 4 and "TimeoutError" in err
     assert "HTTP Error 400: Bad Request why not in two lines\n" in err
 
 
@@ -135,27 +138,22 @@ def test_a_server_that_answers_no_prompt_ends_with_one_line(url):
     Stub.script = [400]
     with pytest.raises(UserError, match=r"it answered no prompt: HTTPError: HTTP Error 400: .*--max-prompt-tokens"):
         replies(model, 3)
-    Stub.script = [GOOD]
+    model, Stub.script = Server(url), [GOOD]
     assert all(reply.text for reply in replies(model, 3))
     Stub.script = [400]
     assert not any(reply.text for reply in replies(model, 3))  # after that, such prompts fail alone
     Stub.script = [401]
     with pytest.raises(UserError, match="model M: HTTPError: HTTP Error 401: .*key is read from OPENAI_API_KEY"):
-        replies(model, 1)
-    Stub.script, Stub.models = [500], 500
-    with pytest.raises(UserError, match="models: HTTPError: HTTP Error 500"):  # it has gone
-        replies(model, 3)
+        replies(model)
 
 
 @pytest.mark.parametrize("listed, message", [
-    (401, "401: Unauthorized .*OPENAI_API_KEY"), (500, "500"), ("drop", "RemoteDisconnected|reset"), ("{", "JSON"),
-    ("[]", "AttributeError"), ({}, "lists no model"), ({"data": None}, "lists no model"), ({"data": [{}]}, "no model"),
-    ({"data": [5]}, "AttributeError")], ids=str)
+    (401, "401: Unauthorized .*OPENAI_API_KEY"), ("drop", "RemoteDisconnected|reset"), ("{", "JSON"),
+    ("[]", "AttributeError"), ({"data": None}, "lists no model"), ({"data": [{}]}, "no model")], ids=str)
 def test_a_server_that_lists_no_model_is_refused_in_one_line(url, listed, message):
     Stub.models = listed
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
         Server(url)
-    assert "\n" not in str(caught.value)
     with pytest.raises(UserError):
         Server("not a url")
 
@@ -163,7 +161,7 @@ def test_a_server_that_lists_no_model_is_refused_in_one_line(url, listed, messag
 def test_the_usual_environment_variable_gives_the_key(url, monkeypatch):
     for key, sent in (("", None), ("sk-1\n", "Bearer sk-1")):
         monkeypatch.setenv("OPENAI_API_KEY", key)
-        replies(Server(url), 1)
+        replies(Server(url))
         assert Stub.asked[-1][1] == sent
 
 
@@ -248,7 +246,7 @@ def test_an_interrupt_waits_neither_for_pauses_nor_for_replies(url, monkeypatch)
     Stub.script = [lambda body: {3: 401, 4: "hang"}.get(body["seed"], 500)]
     with pytest.raises(UserError, match="401"):
         replies(model, 5)
-    assert time.monotonic() - began < 1.2  # the reply that hangs takes 1.5 s
+    assert time.monotonic() - began < 0.8  # the reply that hangs takes a second
 
 
 @pytest.mark.slow

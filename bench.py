@@ -309,7 +309,7 @@ def open_folder(folder, config) -> dict:
         groups.setdefault(task, []).append(sample)
     done = {task: group for task, group in groups.items() if len(group) == config["samples"]}
     write_atomically(folder / "results.jsonl", lines(done))  # without what a kill has cut off
-    answers = [json.dumps(line) + "\n" for line in read_lines(folder / UNFINISHED)]
+    answers = [json.dumps(line) + "\n" for line in read_lines(folder / UNFINISHED) if line["sample"][0] not in done]
     write_atomically(folder / UNFINISHED, "".join(answers))
     return done
 
@@ -434,8 +434,8 @@ def main(argv=None) -> int:
                  "skills": "no skills" if library is None else f"skills out of {len(library)}"}
         facts |= levels.provenance(options.device)
         found = sum(map(len, done.values()))  # samples of an earlier, interrupted command
-        print(f"{folder}: {levels.heading(facts)}\n{found} samples found. Interrupted, the same command continues.",
-              flush=True)
+        print(f"{folder}: {levels.heading(facts)}\n{found} samples found, and {len(read_lines(folder / UNFINISHED))} "
+              "replies and verdicts of others. Interrupted, the same command continues.", flush=True)
         with page_if_interrupted(folder, facts["command"]):
             samples = evaluate(model, library, sandbox, tasks, options, done, folder / "results.jsonl")
     if options.server:

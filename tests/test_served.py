@@ -10,7 +10,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from transformers.utils.import_utils import is_serve_available
+from transformers.utils.import_utils import is_accelerate_available, is_serve_available
 
 import bench
 from backbone import Sampling
@@ -252,8 +252,8 @@ def test_an_interrupt_waits_neither_for_pauses_nor_for_replies(url, monkeypatch)
 @pytest.mark.slow
 def test_transformers_serve_is_walked(tmp_path, monkeypatch, capsys):
     """A real server, and what it does with a name that it does not know and with its own death."""
-    if not is_serve_available():
-        pytest.skip("transformers serve needs fastapi, uvicorn and openai")
+    if not is_serve_available() or not is_accelerate_available():
+        pytest.skip("transformers serve needs accelerate, fastapi, uvicorn and openai")
     monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
     monkeypatch.setattr(server, "PAUSES", (0.1,))
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -47,7 +47,7 @@ def test_a_fenced_call_may_hold_fences():
     assert extract_tool_call(f"```json\n{json.dumps(call)}\n```", "f") == call["arguments"]
     assert extract_tool_call(f"````\n```json\n{json.dumps(call)}\n```\n````", "f") == call["arguments"]
     began = time.monotonic()
-    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 1500), ("```x\n```\n" * 5000, 5000),
+    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 0), ("```x\n```\n" * 5000, 5000),
                          (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
         assert len(fenced_blocks(text)) == blocks
     assert time.monotonic() - began < 10  # no pattern is tried again at each character

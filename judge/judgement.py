@@ -39,6 +39,8 @@ class LoadedTask:
         self.modelled = settings["clock"] == "modelled"
         torch.set_default_dtype(torch.float32)  # another task's module may have changed it
         self.reference = reference = Reference(name, source, settings, secret)
+        if not self.modelled:
+            torch.cuda.reset_peak_memory_stats()  # from here on it does what judging a candidate does
         inputs = copy_of(reference.example)
         try:
             with torch.no_grad(), reference.place:
@@ -233,9 +235,7 @@ def serve(connection, settings, secret):
 def load(loaded, source, name, settings, secret) -> dict:
     """What the trainer needs to know of a task: its blueprint, and bytes: `room` of a recording, `takes` of memory."""
     try:
-        if settings["device"] != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+        before = 0 if settings["device"] == "cpu" else torch.cuda.memory_allocated()
         with gpu_lock(settings.get("gpu"), SHARED, 3 * settings["timeout"]):
             loaded[source] = task = LoadedTask(name, source, settings, secret)
         takes = task.room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)

@@ -26,7 +26,7 @@ from judge.verdict import Failed, Verdict, set_failure
 from tasks import TaskError, elements
 
 MOST_VERDICTS = 10_000  # that are remembered
-BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what it takes once it is loaded
+BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
 GPU_SECONDS = 20  # that a judge may check, or time, a candidate, without waiting for the GPU
 CLOSED = "the sandbox is closed"
 
@@ -61,7 +61,7 @@ class Pool:
         self.closed = False
         self.changed = threading.Condition()  # guards what follows, and is notified when a judge becomes idle
         self.futures = {}  # {(source, code): Future of its Verdict}
-        # By source: what a judge said of a task, what it may take before that, why it cannot be used
+        # By source: what a judge said of a task, bytes of memory that loading it may take, why it cannot be used
         self.tasks, self.estimates, self.unusable = {}, {}, {}
         # By source: how many candidates have a thread, how many wait for a judge, and the lock of the first of these
         self.begun, self.waiting, self.first = Counter(), Counter(), defaultdict(threading.Lock)
@@ -157,7 +157,7 @@ class Pool:
         return self.tasks[task.source]
 
     def estimate(self, task):
-        """Note how much memory a task may take that has not been loaded yet."""
+        """Note how much memory it may take to load a task."""
         if task.source not in self.estimates:
             count = elements(task.source, self.capacity) if self.on_gpu else 1 << 16
             self.estimates[task.source] = BYTES_PER_ELEMENT * count or self.capacity // 4
@@ -165,7 +165,7 @@ class Pool:
     def load_if_it_fits(self, task):
         """Have a judge load a task, unless others would have to be dropped for it."""
         self.estimate(task)
-        if self.used() + self.takes(task.source) <= self.capacity:
+        if self.used() + self.estimates[task.source] <= self.capacity:
             with self.judge_of(task):
                 pass
 
@@ -201,7 +201,7 @@ class Pool:
             if self.closed or task.source in self.unusable:
                 raise TaskError(self.unusable.get(task.source, CLOSED))
             judge.busy, is_new = True, task.source not in judge.loaded
-            judge.loaded.setdefault(task.source, self.takes(task.source))
+            judge.loaded.setdefault(task.source, self.estimates[task.source])
         try:
             if is_new:
                 self.make_room(judge, task.source)
@@ -224,7 +224,7 @@ class Pool:
             return idle[0] if idle else None
         idle = [judge for judge in self.judges if not judge.busy]
         needed = self.used(self.is_needed)
-        fits = needed + self.takes(source) <= self.capacity or needed == 0
+        fits = needed + self.estimates[source] <= self.capacity or needed == 0
         return min(idle, key=lambda judge: len(judge.loaded)) if idle and fits else None
 
     def is_needed(self, judge, source) -> bool:
@@ -238,10 +238,6 @@ class Pool:
             for judge in self.judges:
                 total += sum(size for source, size in judge.loaded.items() if counts(judge, source))
         return total
-
-    def takes(self, source) -> int:
-        """Bytes of memory that a task takes: as its judge has said or, before that, an estimate."""
-        return self.tasks[source]["takes"] if source in self.tasks else self.estimates[source]
 
     def make_room(self, judge, source):
         """Have idle judges drop the tasks that were loaded first, until the new one of this judge fits."""

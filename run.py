@@ -57,8 +57,8 @@ from sandbox import Sandbox
 from selector import selection_metrics
 from skills import MODEL_FILE, SkillLibrary
 from summarizer import summary_metrics
-from synthetic import redundant  # noqa: F401 (it enters "synth" in tasks.SYNTHESISED)
-from tasks import task_stream
+from synthetic import redundant  # noqa: F401 (it enters "synth" in training.SYNTHESISED)
+from synthetic.training import task_stream
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Run:
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     progress: Progress | None = None  # shows the step and its phase, see reinforce.train
     stream: object = None  # iterator over the training tasks of later steps
-    fitness: dict = field(default_factory=dict)  # of the user's tasks, see tasks.in_random_order
+    fitness: dict = field(default_factory=dict)  # of the user's tasks, see training.in_random_order
     track: object = None  # track(numbers, step) logs them with the program that --log names
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # rank 0 writes files and progress
 

@@ -45,15 +45,13 @@ RECIPES = {
     # As in Dr. Kernel's script for 14B: no oversampling, prompts of at most 10,240 tokens.
     "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3, oversample=1,
                      prompt_tokens=(3500, 6500, 10240)),
-    # Kevin (arXiv 2507.11948) is a model that thinks. It writes CUDA C++; our prompts ask for Triton.
+    # Kevin (arXiv 2507.11948) trains QwQ-32B, a model that thinks, to write CUDA C++. Our prompts ask for Triton.
     "kevin": OFF | dict(reward="kevin", gamma=0.4, baseline="group-norm", loss_mean="token", k=0, n=16, loss_scale=1.0,
                         turns=4, temperature=0.9, history="condensed", thinking=True),
-    # CUDA Agent's reward alone. It trains by PPO with a critic, and its model works with tools over many turns.
+    # CUDA Agent's reward alone. CUDA Agent itself trains by PPO with a critic, lets the model use tools over many
+    # turns, and begins with rejection fine-tuning (sft.py --from-rollouts does that).
     "cuda-agent": OFF | dict(reward="cuda-agent"),
 }
-# What a recipe leaves out. reinforce.py prints it at the start.
-LEFT_OUT = {"kevin": "CUDA C++, QwQ-32B",
-            "cuda-agent": "PPO's critic, tools, and rejection fine-tuning (sft.py --from-rollouts does that)"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

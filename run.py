@@ -216,7 +216,6 @@ def prepare_folder(run):
         for step, path in records.numbered(out, pattern):
             if step > run.step:
                 path.unlink()
-    run.library.save(out / f"skill_library/global_step_{run.step}.jsonl")  # the page compares later libraries with it
     run.track = tracker(options.log, out, asdict(options), run.step)
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
@@ -268,6 +267,7 @@ def finish_step(run, line):
     # Seconds of each phase. Waiting counts once (Run.phase), so they add up to the step's.
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     if run.writes:
+        run.library.save(run.out / f"skill_library/global_step_{run.step}.jsonl")
         with open(run.out / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
     if run.step == run.options.steps or (run.step and run.step % run.options.save_every == 0):

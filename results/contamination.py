@@ -6,8 +6,8 @@
 The measure is the list of operators that a problem's model applies (training.operators). Training rejects a problem
 whose list is exactly that of an evaluation problem (training.unfit). Here we generate as many training problems as the
 cold start does and compare the rest with each evaluation problem: the share of operators that two problems have in
-common, of all that either has, each counted as often as it is applied. Printed are counts. The nearest training problem is
-shown only for ids divisible by 5, because those alone may be read while working on this project.
+common, of all that either has, each counted as often as it is applied. Printed are counts. The nearest training problem
+is shown only for ids divisible by 5, because those alone may be read while working on this project.
 """
 
 import argparse

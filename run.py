@@ -395,21 +395,16 @@ def summary_record(summary) -> dict:
 # Curves and the page
 
 
-def draw_curves(source):
-    """curves.png: all curves over the steps, by role, and the seconds of a step. source: a records.Source of a run."""
-    charts.save_png(charts.run_charts(source), source.folder / "curves.png", f"{source.folder}, {source.clock} clock")
-
-
 def write_page(folders, path) -> list:
-    """One HTML file that shows a run or a benchmark, or several of them side by side; and the curves of each run.
+    """The curves of each run, and one HTML file that shows a run or a benchmark, or several of them one after another.
 
     All of it is made from the folders alone. Returns a page.records.Source of each. Raises UserError.
     """
     sources = [records.read_folder(folder) for folder in folders]
-    write_atomically(path, render(sources))
     for source in sources:
         if source.metrics:
-            draw_curves(source)
+            charts.save_curves(source, source.folder / "curves.png")
+    write_atomically(path, render(sources))
     return sources
 
 

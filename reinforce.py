@@ -231,7 +231,7 @@ def score(run, episodes):
     share their rollouts, and an empty selection shares those of the null scheme.
     """
     rollouts = flat(episode.trajectories for episode in episodes)
-    policy.reward_turns(rollouts, policy.REWARDS[run.options.reward], run.sandbox, run.options.mask_void)
+    policy.reward_turns(rollouts, policy.REWARDS[run.options.reward], run.options.mask_void)
     for episode in episodes:
         for selection in episode.selections:
             pooled = [t.best_reward for t in episode.trajectories if set(t.skills) == set(selection.skills)]

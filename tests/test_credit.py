@@ -280,7 +280,7 @@ def test_a_prompt_too_long_is_a_member_without_a_loss():
 def test_a_failure_after_a_success_is_void():
     rollouts = [rolled(right(2.0), Verdict(), right(3.0)), rolled(Verdict(), Verdict(), right(1.0)), rolled(right(1.0))]
     rollouts[2].turns.append(Turn(reply(), None, Verdict()))
-    reward_turns(rollouts, REWARDS["cuda-agent"], SimpleNamespace(device="cpu"))
+    reward_turns(rollouts, REWARDS["cuda-agent"])
     assert [[t.masked for t in r.turns] for r in rollouts] == [[None, "void", None], [None] * 3, [None, "void"]]
     assert [[t.reward for t in r.turns] for r in rollouts] == [[2.0, 0.0, 2.0], [-1.0, -1.0, 1.0], [1.0, 0.0]]
     rows = credit_rows([reinforce.Episode(None, [], rollouts)], prs=False)
@@ -288,7 +288,7 @@ def test_a_failure_after_a_success_is_void():
     assert rollouts[0].turns[1].advantage is None
     for options, masked in (({}, [None, "void", "void"]), ({"mask_void": False}, [None] * 3)):
         again = [rolled(right(2.0), Verdict(), Verdict())]
-        reward_turns(again, REWARDS["davinci"], None, **options)
+        reward_turns(again, REWARDS["davinci"], **options)
         assert [turn.masked for turn in again[0].turns] == masked
 
 

@@ -57,8 +57,8 @@ from sandbox import Sandbox
 from selector import selection_metrics
 from skills import MODEL_FILE, SkillLibrary
 from summarizer import summary_metrics
-from synthetic import redundant  # noqa: F401 (it enters "synth" in tasks.SYNTHESISED)
-from tasks import task_stream
+from synthetic import redundant  # noqa: F401 (it enters "synth" in training.SYNTHESISED)
+from synthetic.training import task_stream
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Run:
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     progress: Progress | None = None  # shows the step and its phase, see reinforce.train
     stream: object = None  # iterator over the training tasks of later steps
-    fitness: dict = field(default_factory=dict)  # of the user's tasks, see tasks.in_random_order
+    fitness: dict = field(default_factory=dict)  # of the user's tasks, see training.in_random_order
     track: object = None  # track(numbers, step) logs them with the program that --log names
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # rank 0 writes files and progress
 
@@ -216,7 +216,6 @@ def prepare_folder(run):
         for step, path in records.numbered(out, pattern):
             if step > run.step:
                 path.unlink()
-    run.library.save(out / f"skill_library/global_step_{run.step}.jsonl")  # the page compares later libraries with it
     run.track = tracker(options.log, out, asdict(options), run.step)
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
@@ -268,6 +267,7 @@ def finish_step(run, line):
     # Seconds of each phase. Waiting counts once (Run.phase), so they add up to the step's.
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     if run.writes:
+        run.library.save(run.out / f"skill_library/global_step_{run.step}.jsonl")
         with open(run.out / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
     if run.step == run.options.steps or (run.step and run.step % run.options.save_every == 0):
@@ -395,21 +395,16 @@ def summary_record(summary) -> dict:
 # Curves and the page
 
 
-def draw_curves(source):
-    """curves.png: all curves over the steps, by role, and the seconds of a step. source: a records.Source of a run."""
-    charts.save_png(charts.run_charts(source), source.folder / "curves.png", f"{source.folder}, {source.clock} clock")
-
-
 def write_page(folders, path) -> list:
-    """One HTML file that shows a run or a benchmark, or several of them side by side; and the curves of each run.
+    """The curves of each run, and one HTML file that shows a run or a benchmark, or several of them one after another.
 
     All of it is made from the folders alone. Returns a page.records.Source of each. Raises UserError.
     """
     sources = [records.read_folder(folder) for folder in folders]
-    write_atomically(path, render(sources))
     for source in sources:
         if source.metrics:
-            draw_curves(source)
+            charts.save_curves(source, source.folder / "curves.png")
+    write_atomically(path, render(sources))
     return sources
 
 

@@ -15,7 +15,8 @@ from synthetic.program import Draft, Program
 from synthetic.steps import (activation, convolution, formula, linear, maybe, normalization, plain_input, pooling,
                              reduction, row_operator, scale, steps)
 from synthetic.wording import dress, problem_text
-from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, elements, evaluation_fingerprints, scale_batch, unfit
+from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
+from tasks import GPU_BATCH_FACTOR, Task, elements, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 

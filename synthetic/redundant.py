@@ -22,7 +22,8 @@ from synthetic import families
 from synthetic.kernels import ROW
 from synthetic.operators import POINTWISE
 from synthetic.planner import IMPORTS
-from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, evaluation_fingerprints, scale_batch, unfit
+from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
+from tasks import GPU_BATCH_FACTOR, Task, scale_batch
 
 # Operators that our kernels leave to PyTorch, with their spellings.
 TORCH = {

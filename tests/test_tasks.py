@@ -21,8 +21,9 @@ from command import files
 from command.files import ROOT, find_path
 from command.options import complete, option, parse, setting
 from command.process import UserError, run_command
-from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
-                   kernelbench_tasks, load_task, operators, scale_batch, task_stream, unfit)
+from synthetic import training
+from synthetic.training import evaluation_fingerprints, fingerprint, operators, task_stream, unfit
+from tasks import Task, TaskError, builtin_tasks, chosen_tasks, folder_tasks, kernelbench_tasks, load_task, scale_batch
 
 PROBLEM = """
 import torch
@@ -315,7 +316,7 @@ def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys
     assert told.count("is left out") == 2 and "near is left out: near an evaluation problem\n" in told
     assert "random is left out: not deterministic" in told
     with monkeypatch.context() as patch:  # a run that is continued has decided already
-        patch.setattr(tasks, "unfit", None)
+        patch.setattr(training, "unfit", None)
         assert {task.source for task in itertools.islice(task_stream(args, fitness), 5)} == {fit}
     assert capsys.readouterr().out == ""
     (tmp_path / "fit.py").unlink()

@@ -85,7 +85,6 @@ class Style:
         self.r = random.Random(f"style {program.seed}")
         self.program = program
         self.clutter = program.clutter
-        self.nesting = self.pick(0, 0, 0.15, 0.4, 0.8)  # how often a line moves into the one that follows it
         self.width = self.pick(999, 999, 999, 999, 50, 70)  # where the constructor's signature breaks
         self.hollow = self.pick("", "", "    ", "        ")  # what stands on a blank line inside the class
         self.gap = [""] * self.pick(1, 1, 2)  # blank lines between the parts of the file
@@ -134,26 +133,18 @@ class Style:
         out = []
         for i, step in enumerate(self.program.steps):
             value = step.expression()
-            if out and self.joins(i):
+            if out and self.program.steps[i - 1].inline:
                 before, _, inner = out.pop().partition(" = ")
                 alone = re.search(rf"[(]{before}[,)]", value)  # an argument needs no brackets
                 text = inner if _is_call(inner) or alone else f"({inner})"
                 value = re.sub(rf"(?<![\w.]){before}\b(?!\s*=[^=])", lambda _: text, value)
             out.append(f"{step.result.text} = {value}")
         target, _, value = out[-1].partition(" = ")
-        if self.chance(0.25):
+        if self.program.returned:
             out[-1] = f"return {value}"
         else:
             out.append(f"return {target}")
         return [line + self.comment(0.05) for line in out]
-
-    def joins(self, i) -> bool:
-        """Whether the line before step i moves into it: always if that step is inline."""
-        before, step = self.program.steps[i - 1:i + 1]
-        readers = [other for other in self.program.steps if before.result in other.operands.values()]
-        named = re.findall(rf"(?<![\w.]){before.result.text}\b", step.expression())
-        possible = len(readers) == 1 and readers[0] is step and len(named) == 1
-        return before.inline or possible and before.name != "alias" and self.chance(self.nesting)
 
     def model(self) -> list[str]:
         """The lines of Model."""

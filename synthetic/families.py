@@ -274,8 +274,6 @@ def draw(seed, clutter=False, families=None, plain=False) -> Program:
     d = Draft(seed, clutter, plain)
     family = d.r.choices(list(families), [weight for weight, _ in families.values()])[0]
     families[family][1](d)
-    if not d.program.steps:  # the only step that was drawn does not fit the shape, see opaque_step
-        activation(d)
     dress(d)
     return d.finish(family)
 

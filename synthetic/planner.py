@@ -44,9 +44,9 @@ def solution(program, techniques) -> Solution | None:
     A solution needs at least one kernel. If the techniques allow none, one pointwise step gets a kernel of its own; if
     there is no such step, the first technique that allows a kernel is added.
     """
-    attempts = [(set(), False), (set(), True), *(({name}, False) for name in TECHNIQUES)]
-    for forced, single in [*attempts, ({"one-program-per-row", "fuse-neighbours-into-row"}, False)]:
-        planner = Planner(program, set(techniques) | forced, single)
+    added = [set(), set(), *({name} for name in TECHNIQUES), {"one-program-per-row", "fuse-neighbours-into-row"}]
+    for attempt, more in enumerate(added):
+        planner = Planner(program, set(techniques) | more, single=attempt > 0)
         if planner.texts:
             model = "\n".join(model_text(program, planner.forward))
             code = "\n\n".join([f"{IMPORTS}\n{model}", *planner.texts]) + "\n"

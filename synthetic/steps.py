@@ -94,11 +94,11 @@ def residual(d):
 def opaque_step(d):
     """An operator that stays PyTorch's, or whose rows are not the last dimension."""
     kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "amax", "mean")
-    if kind in ("dropout", "clone") or len(d.shape) < 2:
-        d.apply(d.pick("dropout", "clone"))
-    elif kind == "centre":
+    if len(d.shape) < 2 or len(d.shape) == 2 and kind in ("amax", "mean"):
+        kind = "clone"
+    if kind == "centre":
         d.compose("centre", d=d.pick("1", "-1", "0"))
-    elif len(d.shape) > 2 or kind in ("softmax", "flip"):
+    else:
         d.apply(kind, d="1", keep=", keepdim=True")
 
 

@@ -13,9 +13,9 @@ import itertools
 from synthetic.operators import LOSSES, OPERATORS, PRODUCTS, WRITTEN_LOSSES
 from synthetic.program import Draft, Program
 from synthetic.steps import (activation, convolution, dense, features, formula, linear, maybe, normalization,
-                             plain_input, pooling, reduction, row_operator, scale, steps)
+                             parameter, plain_input, pooling, reduction, row_operator, scale, steps)
 from synthetic.wording import dress, problem_text
-from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, elements, evaluation_fingerprints, scale_batch, unfit
+from tasks import GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, scale_batch, unfit
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 
@@ -43,9 +43,13 @@ def linear_chain(d):
     if d.chance(0.15) and len(d.shape) == 2:
         normalization(d)
     steps(d, d.r.randint(1, 4), saves=0.25)
+    if d.chance(0.2):
+        for _ in range(d.pick(1, 1, 2)):
+            dense(d, "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", d.near(64, 128, 256))
+            steps(d, d.r.randint(0, 2))
     if d.chance(0.35):
         d.pick(row_operator, reduction)(d)
-        steps(d, d.r.randint(0, 1))
+        maybe(d)
 
 
 def convolution_chain(d):
@@ -61,19 +65,18 @@ def convolution_chain(d):
         maybe(d)
 
 
-def row(d):
-    plain_input(d, 2, 2, 2, 3)
-    before = d.r.randint(0, 2)
-    steps(d, before)
-    row_operator(d)
-    steps(d, d.r.randint(0 if before else 1, 2))
-
-
-def reduced(d):
-    plain_input(d, 2, 2, 3, 4)
-    steps(d, d.r.randint(1, 3))
-    reduction(d)
-    maybe(d, 2)
+def rows(d):
+    """Operators over rows, or reductions of them, among other steps; some rows are put into another order first."""
+    plain_input(d, 2, 2, 2, 3, 3, 4)
+    steps(d, d.r.randint(0, 2))
+    if d.chance(0.15):
+        d.apply(d.pick("sort", "flip", "roll", "cummax", "cummin", "cat", "diff"), d="-1")
+    if len(d.shape) < 4 and d.chance(0.65):
+        row_operator(d)
+        steps(d, d.r.randint(0, 2))
+    else:
+        reduction(d)
+        maybe(d, 2)
 
 
 def any_dimension(d):
@@ -84,15 +87,6 @@ def any_dimension(d):
     d.pick(row_operator, reduction)(d, dim)
     if not d.program.steps[-1].name.startswith("arg"):
         maybe(d)
-
-
-def reordered(d):
-    """Rows that PyTorch puts into another order, and what is computed of them: x = torch.sort(x, dim=-1)[0]"""
-    plain_input(d, 2, 2, 3)
-    maybe(d)
-    d.apply(d.pick("sort", "flip", "roll", "cummax", "cummin", "cat", "diff"), d="-1")
-    d.pick(row_operator, reduction)(d)
-    maybe(d)
 
 
 def loss(d):
@@ -181,6 +175,7 @@ def gated(d):
     saved = d.save() if d.chance(0.4) else None
     if d.chance(0.4):
         row_operator(d)
+        d.pick(parameter, maybe)(d)
     first, variable = d.x, d.variable
     d.variable = d.new_variable("gate gates weights scores")
     dense(d, "gate to_gate gate_proj w1", wide)
@@ -227,17 +222,6 @@ def weighted(d):
         d.apply(last, d="1", keep="")
 
 
-def network(d):
-    """A few layers."""
-    linear(d)
-    for _ in range(d.pick(1, 1, 2)):
-        steps(d, d.r.randint(1, 2))
-        dense(d, "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", d.near(64, 128, 256))
-    maybe(d)
-    if d.chance(0.4):
-        row_operator(d)
-
-
 def product(d):
     """A product of matrices, or of stacks of them, in any arrangement of the factors."""
     first, second, a, b, spellings = d.pick(*PRODUCTS)
@@ -257,11 +241,10 @@ def product(d):
 
 
 # Family (of a Task) -> how often it is drawn, and its function.
-FAMILIES = {"pointwise": (24, pointwise), "linear": (20, linear_chain), "convolution": (26, convolution_chain),
-            "row": (18, row), "reduction": (8, reduced), "loss": (14, loss), "diagonal": (5, diagonal),
-            "network": (4, network), "blocks": (10, blocks), "classifier": (5, classifier), "gated": (7, gated),
-            "weighted": (5, weighted), "product": (14, product), "any dimension": (14, any_dimension),
-            "reordered": (6, reordered)}
+FAMILIES = {"pointwise": (24, pointwise), "linear": (24, linear_chain), "convolution": (26, convolution_chain),
+            "rows": (30, rows), "any dimension": (14, any_dimension), "loss": (14, loss), "diagonal": (5, diagonal),
+            "blocks": (10, blocks), "classifier": (5, classifier), "gated": (7, gated), "weighted": (5, weighted),
+            "product": (14, product)}
 
 
 def draw(seed, clutter=False, families=None, plain=False) -> Program:
@@ -303,6 +286,3 @@ def training_tasks(seed, device="cpu", families=None):
             if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
                 continue
         yield task
-
-
-SYNTHESISED["plain"] = training_tasks  # --tasks plain: without redundant operators

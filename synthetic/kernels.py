@@ -378,11 +378,8 @@ class Kernel:
                 elements.append(line)
             elif line.how == "number":
                 out += [*line.comment, str(line)]
-            elif line.how in SCANS:  # the next piece goes on from the last element of this one
-                out.append(f"s = tl.full((1, BI), {SCANS[line.how]}, tl.float32)")
-                carry = f"s = tl.sum(tl.where(offs == i + BR - 1, {line.target}, 0.0), 0)[None, :]"
-                text = f"s {'+*'[line.how == 'cumprod']} tl.{line.how}({line.text}, 0)\n        {carry}"
-                elements.append(Line(line.target, text, comment=line.comment))
+            elif line.how in SCANS:
+                raise Unsupported
             else:
                 start, element, join, reduce = REDUCTIONS[line.how]
                 joined = join.format(v=element.format(v=line.text))
@@ -390,8 +387,6 @@ class Kernel:
                 out += [*line.comment, f"acc = tl.full((BR, BI), {start}, {dtype})"]
                 out += [_loop(elements, f"acc = {joined}"), f"{line.target} = {reduce}(acc, 0)[None, :]"]
         numbers = {line.target for line in self.lines if not line.many}
-        if any("\n" in line.text for line in elements) and numbers:
-            raise Unsupported  # the scan would have to begin again
         if not last.many:
             return out + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {last.target}, mask=lane < inner)"]
         if numbers & {line.target for line in elements}:

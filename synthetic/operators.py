@@ -110,7 +110,7 @@ REDUCTIONS = {
     "max": ('float("-inf")', 'tl.where(mask, {v}, float("-inf"))', "tl.maximum(acc, {v})", "tl.max"),
     "min": ('float("inf")', 'tl.where(mask, {v}, float("inf"))', "tl.minimum(acc, {v})", "tl.min"),
     "first": ("2147483647", "tl.where(mask & ({v}), offs, 2147483647)", "tl.minimum(acc, {v})", "tl.min")}
-SCANS = {"cumsum": "0.0", "cumprod": "1.0"}  # running ones, and what they begin with
+SCANS = ("cumsum", "cumprod")  # running ones: only in a kernel that holds the whole row
 
 _LARGEST = "{m} = max: {x}"
 _SPREAD = ("{s} = sum: {x}", "{d} = {x} - {s} / cols", "{q} = sum: {d} * {d}")  # two passes: accurate for any offset
@@ -197,7 +197,7 @@ TORCH = {
 }
 
 # What problems write as one expression of several operators: variants, each a row of (result, operator, expression). A
-# result is a variable of its own (t, u, v), or "" for the last.
+# result is the variable t, or "" for the last.
 _KEPT = "dim={d}, keepdim=True)"
 COMPOSED = {
     "rms": ((("t", "formula", "{x} ** 2"), ("t", "mean", "torch.mean({t}, " + _KEPT),
@@ -210,8 +210,6 @@ COMPOSED = {
               (("t", "sum", "{x}.sum(" + _KEPT), ("", "formula", "{x} / ({t} + 1e-6)"))),
     "centre": ((("t", "mean", "torch.mean({x}, " + _KEPT), ("", "formula", "{x} - {t}")),
                (("t", "mean", "{x}.mean(" + _KEPT), ("", "formula", "{x} - {t}"))),
-    "shift_max": ((("t", "amax", "torch.amax({x}, " + _KEPT), ("", "formula", "{x} - {t}")),),
-    "divide_std": ((("t", "std", "torch.std({x}, " + _KEPT), ("", "formula", "{x} / {t}")),),
     "mean_abs": ((("t", "formula", "torch.abs({x})"), ("t", "mean", "torch.mean({t}, " + _KEPT),
                   ("", "formula", "{x} / {t}")),),
     "sum_squares": ((("t", "formula", "{x} * {x}"), ("", "sum", "torch.sum({t}, dim={d}{keep})")),

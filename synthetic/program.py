@@ -26,7 +26,7 @@ from synthetic.operators import COMPOSED, OPERATORS, RESERVED, Operator
 WORDS = Path(__file__).with_name("words.txt").read_text().split()
 SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig "
              "lam fac val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
-TEMPORARY = "tuv"  # variables of inline steps; no problem has others of these names
+TEMPORARY = "t"  # the variable of steps inside an expression; no problem has another of this name
 
 
 class Unsupported(Exception):
@@ -184,7 +184,7 @@ class Draft:
     def __init__(self, seed, clutter=False, plain=False):
         self.r, self.meta, self.program = random.Random(f"program {seed}"), Meta(), Program(seed, clutter)
         self.clutter, self.plain = clutter, plain
-        self.used = {"torch", "nn", "F", "Model", "math", "self", *TEMPORARY, *keyword.kwlist}
+        self.used = {"torch", "nn", "F", "Model", "math", "self", TEMPORARY, *keyword.kwlist}
         self.used.update(dir(nn.Module))
         usual = "x x x x x x x x A A inputs inp feats tokens signal scores logits"
         self.variable = self.pick(*usual.split()) if self.chance(0.7) else self.new_variable(usual)

@@ -4,7 +4,6 @@ Each is a function of a draft, to which it adds one step or several.
 """
 
 from synthetic.operators import COMPOSED, OPERATORS, POINTWISE
-from synthetic.program import Value
 
 # What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
 _SCALARS = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
@@ -45,16 +44,9 @@ def formula(d, other=None):
 
 
 def scale(d):
-    """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter: x = 0.5 * x"""
-    sign, value = d.pick("*", "*", "/", "+", "-"), d.number()
-    operand = d.scalar(_SCALARS[sign], value)
-    if d.clutter and d.chance(0.12):
-        operand = Value(d.new_variable(_SCALARS[sign]))
-        d.meta.space[operand.text] = abs(float(value))
-        d.program.inputs.append((operand, str(abs(float(value)))))
-    elif d.clutter and d.chance(0.2):
-        made = d.pick("torch.tensor({})", "torch.tensor([{}])").format(float(value))
-        operand = d.meta.value(d.attribute(_SCALARS[sign], f"nn.Parameter({made})"))
+    """Arithmetic with a number: x = 0.5 * x"""
+    sign = d.pick("*", "*", "/", "+", "-")
+    operand = d.scalar(_SCALARS[sign], d.number())
     d.apply("formula", *["{x} " + sign + " {c}"] * 6, "{c} " + sign.replace("/", "*") + " {x}", c=operand)
 
 
@@ -242,7 +234,7 @@ def convolution(d, same=False):
         i = d.sized("in_channels in_channels in_ch c_in", d.pick(1, 3, 4, 8, 16))
         if i.isidentifier() and o.isidentifier():
             d.program.args[-2:] = d.program.args[:-3:-1]  # in before out
-    k = str(kernel) if d.chance(0.05) else d.sized("kernel_size kernel_size k ks", kernel)
+    k = d.sized("kernel_size kernel_size k ks", kernel)
     if rank == 2 and not same and d.chance(0.06):
         k = d.arg("kernel_size kernel", f"({kernel}, {d.pick(3, 5)})", "tuple")
     options = f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}" if same else ""
@@ -261,4 +253,5 @@ def convolution(d, same=False):
     name, options_ = "convolution", f"conv conv1 convolution conv{rank}d"
     if transposed:
         name, options_ = "conv_transpose", "conv_transpose deconv up conv_t"
+    k = d.pick(k, k, f"kernel_size={k}")
     d.layer(name, options_, f"Conv{'Transpose' * transposed}{rank}d({i}, {o}, {k}{options})")

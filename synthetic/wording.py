@@ -20,20 +20,15 @@ _UNUSED_LAYERS = (
 _UNUSED_VALUES = ("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "[1, 2]")
 _UNUSED_NAMES = ("eps momentum stride padding dilation groups bias dim num_heads dropout_p mode hidden_size num_layers "
                  "axis pool_size return_indices reduction affine n_embd margin")
-# Names of the leading arguments of layers, which may as well be passed by keyword.
-_ARGUMENTS = {"Conv": "in_channels out_channels kernel_size", "Linear": "in_features out_features",
-              "Group": "num_groups num_channels", "LayerNorm": "normalized_shape", "LeakyReLU": "negative_slope",
-              "Batch": "num_features", "Instance": "num_features", "MaxPool": "kernel_size", "AvgPool": "kernel_size"}
 _NOISE = ("`True`.", "1D", "2D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)", "GELU,", "Conv2d,", "x,",
           "A", "GEMM", "-", "Defaults to 1.", "Defaults to None", "[0, 1]")  # what stands in real docstrings
 
 
 def dress(d):
-    """Complete a draft's constructor: arguments and layers that nothing uses, keywords, types."""
+    """Complete a draft's constructor: arguments and layers that nothing uses, types."""
     p = d.program
     if d.clutter or d.chance(0.15):
         _add_unused(d)
-    p.init = [_by_keyword(d, line) for line in p.init]
     p.annotated = d.chance(0.4)
     fields = [f"{name}: {kind}" if p.annotated else name for name, kind, _ in p.args]
     for name, value in p.defaults:
@@ -63,19 +58,6 @@ def _add_unused(d):
         layer = "nn." + d.pick(*_UNUSED_LAYERS).format(a=a, b=b, k=d.pick(1, 2, 3))
         name = d.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
         p.init.insert(d.r.randint(0, len(p.init)), f"self.{name} = {layer}")
-
-
-def _by_keyword(d, line) -> str:
-    """A line of the constructor, now and then with keyword arguments in place of positional ones."""
-    layer = re.fullmatch(r"(self\.\w+ = nn\.(\w+)\()([^(\[]*)\)", line)
-    names = [_ARGUMENTS[kind].split() for kind in _ARGUMENTS if layer and layer[2].startswith(kind)]
-    if not names or not d.chance(0.3 if d.clutter else 0.1):
-        return line
-    first, values = d.pick(0, 0, len(names[0]) - 1), layer[3].split(", ")
-    for i, name in enumerate(names[0]):
-        if first <= i < len(values) and "=" not in values[i]:
-            values[i] = f"{name}={values[i]}"
-    return f"{layer[1]}{', '.join(values)})"
 
 
 class Style:
@@ -159,8 +141,7 @@ class Style:
             out += [f"        {line}" + self.comment(0.05) for line in program.init] + [self.hollow]
         arguments = ["self"]
         for value, _ in program.inputs:
-            hint = ": float" if value.shape is None else ": torch.Tensor"
-            arguments.append(value.text + hint * program.annotated)
+            arguments.append(value.text + ": torch.Tensor" * program.annotated)
         out.append(f"    def forward({', '.join(arguments)}){' -> torch.Tensor' * program.annotated}:")
         out += self.docstring("        ", [(value.text, "torch.Tensor") for value, _ in program.inputs])
         return out + [f"        {line}" for line in self.body()]

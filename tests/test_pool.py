@@ -17,21 +17,21 @@ class QuickPool(pool.Pool):
 
     start = Mock()
 
-    def record(self, code, known):
+    def record(self, entry, code):
         time.sleep(0.002 * random.random())
         if random.random() < 0.1:
             raise Gone("x")
         return b""
 
     def ask(self, judge, order, source, *_):
-        assert judge.busy and source in judge.loaded
+        assert judge.busy and source in [entry.source for entry in judge.loaded]
         judge.connection = Mock()
         time.sleep(0.003 * random.random())
         if random.random() < 0.05:
             judge.end()
             raise Gone("x")
         if order == "load":
-            return {"room": 9, "blueprint": b"", "takes": random.randrange(90)} if source[-1] != "3" else {
+            return {"room": 9, "blueprint": b"x", "takes": random.randrange(90)} if source[-1] != "3" else {
                 "unusable": "it cannot be used"}
         return Verdict(error="x"), random.random() < 0.05
 
@@ -63,7 +63,7 @@ class CountingPool(QuickPool):
 
     loads = 0
 
-    def record(self, code, known):
+    def record(self, entry, code):
         time.sleep(0.002)
         return b""
 
@@ -71,7 +71,7 @@ class CountingPool(QuickPool):
         judge.connection = Mock()
         time.sleep(0.002)
         self.loads += order == "load"
-        return {"room": 9, "blueprint": b"", "takes": 40} if order == "load" else (Verdict(error="x"), False)
+        return {"room": 9, "blueprint": b"x", "takes": 40} if order == "load" else (Verdict(error="x"), False)
 
 
 def test_a_gpu_keeps_a_task_until_its_candidates_are_judged(monkeypatch):

@@ -37,7 +37,7 @@ def forge(change) -> str:
     return replaced(HONEST, ("\n@triton.jit", FORGE.replace("CHANGE", indent(change, 8)) + "\n@triton.jit"))
 
 
-NONSENSE = "the recorded program makes no sense"
+NONSENSE = ""  # some error
 NO_ARGUMENTS = "{'tuple': []}, {'dict': []}, []"
 FORGED = {  # name: (what is changed, what the verdict says)
     "no such number": ("program['output'] = {'value': 99}", NONSENSE),

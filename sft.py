@@ -27,7 +27,7 @@ the same: these values are ours, and teach a tiny model faster.
 
                         with --model                        from random weights
     w_i                 1 / (R |M_i|)                       1 / sum over j of |M_j|
-    batch               64 sequences                        32,768 tokens
+    batch               64 sequences                        65,536 tokens
     learning rate       2e-5: 10 % warm-up, then to 0       3e-3: 2 % warm-up, then to 5 %
     weight decay        0.01, of every parameter            0.1, of matrices
     too long            cut at the right                    left out
@@ -92,7 +92,7 @@ class Options:
     lessons: int = option(640_000, "short lessons about them, which are learnt first, once")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
     epochs: float = option(3.0, "passes over the examples; with --model 4", above_0=True)
-    batch_tokens: int = option(32_768, "tokens of one forward pass, with padding", above_0=True)
+    batch_tokens: int = option(65_536, "tokens of one forward pass, with padding", above_0=True)
     batch_sequences: int = option(0, "sequences in a batch; 0: as many as --batch-tokens allow; with --model 64")
     lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
     offload: bool = option(False, "with --model: keep the optimiser's state in the host's memory (Qwen3-8B on 80 GB)")

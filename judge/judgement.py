@@ -38,6 +38,8 @@ class LoadedTask:
         torch.set_default_dtype(torch.float32)  # another task's module may have changed it
         self.reference = Reference(name, source, settings, secret)
         self.room = RECORDING * self.reference.size + ROOM  # bytes of a recording, and of its constants
+        if not self.modelled:
+            torch.cuda.reset_peak_memory_stats()  # from here on it does what judging a candidate does
         try:
             self.clock = (prices if self.modelled else measured).Clock(self.reference, settings)
         except RuntimeError as error:
@@ -224,9 +226,7 @@ def serve(connection, settings, secret):
 def load(loaded, source, name, settings, secret) -> dict:
     """What the trainer needs to know of a task: its blueprint, and bytes: `room` of a recording, `takes` of memory."""
     try:
-        if settings["device"] != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+        before = 0 if settings["device"] == "cpu" else torch.cuda.memory_allocated()
         with gpu_lock(settings.get("gpu"), SHARED, 3 * settings["timeout"]):
             loaded[source] = task = LoadedTask(name, source, settings, secret)
         takes = task.room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)

@@ -25,7 +25,7 @@ from tasks import TaskError, elements
 
 MOST_BYTES = 256_000  # of a candidate's text
 MOST_VERDICTS = 10_000  # that are remembered
-BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what it takes once it is loaded
+BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
 GPU_SECONDS = 20  # that a judge may check, or time, a candidate, without waiting for the GPU
 CLOSED = "the sandbox is closed"
 
@@ -36,7 +36,7 @@ class Entry:
 
     name: str
     source: str
-    takes: int = 0  # bytes of memory while it is loaded: an estimate, until its judge has said it
+    loading: int = 0  # bytes of memory that loading it may take
     room: int = 0  # bytes that a recording of a candidate may have
     blueprint: bytes = b""  # what a recorder is told of it; empty until a judge has loaded it
     unusable: str = ""  # why no candidate can be judged
@@ -49,7 +49,7 @@ class Judge:
     """A judge's process, as the trainer sees it."""
 
     connection: Connection | None = None
-    loaded: list = field(default_factory=list)  # the tasks that it holds, the oldest first
+    loaded: dict = field(default_factory=dict)  # {Entry of a task that it holds: bytes of memory that it takes}
     busy: bool = False
 
     def end(self):
@@ -193,8 +193,8 @@ class Pool:
                 raise TaskError(entry.unusable or CLOSED)
             judge.busy, is_new = True, entry not in judge.loaded
             if is_new:
-                judge.loaded.append(entry)
-                self.make_room(judge)
+                judge.loaded[entry] = entry.loading
+                self.make_room(judge, entry)
         try:
             if is_new:
                 self.load(judge, entry)
@@ -216,7 +216,7 @@ class Pool:
             return idle[0] if idle else None
         idle = [judge for judge in self.judges if not judge.busy]
         needed = self.used(self.is_needed)
-        fits = needed + entry.takes <= self.capacity or needed == 0
+        fits = needed + entry.loading <= self.capacity or needed == 0
         return min(idle, key=lambda judge: len(judge.loaded)) if idle and fits else None
 
     def is_needed(self, judge, entry) -> bool:
@@ -227,30 +227,30 @@ class Pool:
         """Bytes of memory that loaded tasks take, or those for which counts(judge, entry) is true."""
         total = 0
         for judge in self.judges:
-            total += sum(entry.takes for entry in judge.loaded if counts(judge, entry))
+            total += sum(size for entry, size in judge.loaded.items() if counts(judge, entry))
         return total
 
-    def make_room(self, judge):
-        """Have this judge and idle ones drop the tasks that were loaded first, until its newest one fits."""
+    def make_room(self, judge, entry):
+        """Have this judge and idle ones drop the tasks that were loaded first, until its new one fits."""
+        used = self.used()
         for other in self.judges:
-            for old in other.loaded[:-1] if other is judge else other.loaded[:]:
-                busy = other.busy and other is not judge
-                if self.used() > self.capacity and not busy and not (self.on_gpu and old.begun):
-                    other.loaded.remove(old)
+            for old in list(other.loaded) if other is judge or not other.busy else ():
+                if used > self.capacity and old is not entry and not (self.on_gpu and old.begun):
+                    used -= other.loaded.pop(old)
                     with contextlib.suppress(OSError):  # it has ended, which will be noticed when it is asked
                         other.connection.send(("drop", old.source))
 
     def estimate(self, entry):
-        """Note how much memory a task may take that has not been loaded yet."""
-        if not entry.takes:
+        """Note how much memory it may take to load a task."""
+        if not entry.loading:
             count = elements(entry.source, self.capacity) if self.on_gpu else 1 << 16
-            entry.takes = BYTES_PER_ELEMENT * count or self.capacity // 4
+            entry.loading = BYTES_PER_ELEMENT * count or self.capacity // 4
 
     def load_if_it_fits(self, entry):
         """Have a judge load a task, unless others would have to be dropped for it."""
         self.estimate(entry)
         with self.changed:
-            fits = self.used() + entry.takes <= self.capacity
+            fits = self.used() + entry.loading <= self.capacity
         if fits:
             with self.judge_of(entry):
                 pass
@@ -262,10 +262,12 @@ class Pool:
         except Gone as error:
             known = {"unusable": f"{entry.name}: the reference cannot be judged against ({error})"}
         with self.changed:
-            vars(entry).update(known)
-            if entry.unusable:
-                judge.loaded = [other for other in judge.loaded if other is not entry]
+            if "unusable" in known:
+                judge.loaded.pop(entry, None)
+                entry.unusable = known["unusable"]
                 raise TaskError(entry.unusable)
+            entry.blueprint, entry.room = known["blueprint"], known["room"]
+            judge.loaded[entry] = known["takes"]
 
     def ask(self, judge, *order):
         """A judge's answer to an order. Raises Gone when it ends, and it has no task then."""

@@ -41,7 +41,7 @@ def pointwise(d):
 
 def linear_chain(d):
     linear(d)
-    if d.chance(0.15) and len(d.shape) == 2:
+    if d.chance(0.25) and len(d.shape) == 2:
         normalization(d)
     steps(d, d.r.randint(1, 4), saves=0.25)
     if d.chance(0.2):
@@ -55,7 +55,7 @@ def linear_chain(d):
 
 def convolution_chain(d):
     convolution(d)
-    if d.chance(0.3):
+    if d.chance(0.4):
         normalization(d)
     steps(d, d.r.randint(1, 4), saves=0.15)
     if d.chance(0.2) and len(d.shape) > 2 and min(d.shape[2:]) > 1:

@@ -49,7 +49,6 @@ class Options:
     seed: int = option(0, "seed of the tasks and of all sampling")
     eval_every: int = option((2, 10, 0), "steps between evaluations on redundant operators (0: before and after alone)")
     no_eval: bool = option(False, "skip every evaluation")
-    log: str = option("files", "where the metrics go, besides metrics.jsonl", choices=("files", "tensorboard", "wandb"))
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
     tasks: str = option("synth", "synth, builtin, a folder, or a parquet file as hkust-nlp/drkernel-rl-data")
     prompts: str = option("", "YAML file as chat/prompts.yaml, or a folder of them")
@@ -120,7 +119,7 @@ TABLES = {"recipe": RECIPES, "reward": policy.REWARDS, "baseline": BASELINES, "h
           "loss_mean": LOSS_MEANS}  # option -> the table whose names it takes
 CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--no-verify"), ("--no-skills", "--freeze-selection"),
                   ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection")]
-CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # by --resume
+CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload"}  # by --resume
 
 
 def configure(given, large=False) -> Options:

@@ -29,7 +29,6 @@ if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threa
 import argparse
 import contextlib
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -47,7 +46,6 @@ from chat.prompts import read_prompts
 from fast import ranks
 from fast.optimizer import make_adamw
 from page import charts, levels, records
-from page.live import progress, tracker
 from page.writer import render
 from policy import rollout_metrics, verdict_text
 from command.files import find_path, hold, read_lines, user_error, write_atomically
@@ -80,7 +78,6 @@ class Run:
     progress: Progress | None = None  # shows the step and its phase, see reinforce.train
     stream: object = None  # iterator over the training tasks of later steps
     fitness: dict = field(default_factory=dict)  # of the user's tasks, see training.in_random_order
-    track: object = None  # track(numbers, step) logs them with the program that --log names
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # rank 0 writes files and progress
 
     @property
@@ -175,8 +172,6 @@ def check(options):
     It also reads the prompts. They are global: all roles use those that were read last.
     """
     check_device(options.device)
-    if options.log != "files" and not importlib.util.find_spec(options.log):
-        raise UserError(f"--log {options.log}: first pip install {options.log}")
     if options.prompts:
         read_prompts(options.prompts)
 
@@ -216,7 +211,6 @@ def prepare_folder(run):
         for step, path in records.numbered(out, pattern):
             if step > run.step:
                 path.unlink()
-    run.track = tracker(options.log, out, asdict(options), run.step)
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
           f"({options.k} + 1) schemes x {options.n} rollouts x {options.turns} turns = "
@@ -274,11 +268,8 @@ def finish_step(run, line):
         save_checkpoint(run)
     if not run.writes:
         return
-    # Not `rows`, `masked`, `rejected` and `seconds`, which are dicts.
-    numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
-    run.track(numbers, run.step)
     if run.step or "eval_fast_1" in line:  # step 0 is only shown if it was evaluated
-        run.progress.say(progress(line, run.options, run.library))
+        run.progress.say(records.step_in_words(line, run.options, run.library))
     if "evaluate" in line["seconds"] and run.step < run.options.steps:  # after the last step finish_run does it
         write_page([run.out], run.out / "report.html")
 

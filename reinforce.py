@@ -266,10 +266,9 @@ def update(model, optimizer, chains, options) -> dict:
 
         L = 1 / (c R) * sum over rows and their tokens of l_n
 
-    A row is one reply. A chain is a list of rows: one rollout's turns in order, or one reply of another role. l_n is
-    the loss of token n (advantages.clipped_loss), c is loss_scale, and R is the number of rows (or what else LOSS_MEANS
-    counts). Rows whose gradient is 0 count in R, but are not computed. Gradients add up over micro-batches and ranks.
-    Returns metrics:
+    A row is one reply. A chain is a rollout's rows in the order of turns, or one row of another role. l_n is the loss
+    of token n (advantages.clipped_loss). c is loss_scale. R is the number of rows, or what else LOSS_MEANS counts. Rows
+    without a gradient count in R, but are not computed. Gradients add up over micro-batches and ranks. Returns metrics:
 
         loss             L
         tokens_trained   tokens with a gradient
@@ -345,8 +344,8 @@ def flush(run, episodes):
 def evaluate_if_due(run, step) -> dict:
     """Metrics of the evaluations that are due after `step` complete steps; 0 is the model before training.
 
-    eval_* are of the built-in problems, before and after training. with_* and without_* are of the problems with
-    redundant operators, with the library and without it, and also every --eval-every steps.
+    eval_*: the built-in problems, before and after training. with_*, without_*: the problems with redundant operators,
+    with the library and without it, every --eval-every steps, too.
     """
     options, line = run.options, {}
     if options.no_eval:

@@ -15,11 +15,12 @@ The folder of a run, --out of reinforce.py:
     in_use                                 the process that uses the folder
 
 A run may be killed at any instant. --resume continues from its last checkpoint, removes the files of later steps, and
-repeats these steps. A step passes on only weights, optimiser, library, the state of the random generator, and the
-position in the stream of tasks. So on a CPU the resumed run equals an uninterrupted one bit for bit. A small model has
-its first checkpoint before the first step.
+repeats these steps. A checkpoint holds all that one step hands to the next: weights, optimiser, library, and the state
+of the random generator. The position in the stream of tasks follows from the number of the step. So on a CPU the
+resumed run equals an uninterrupted one bit for bit.
 
-`episodes` is a list of reinforce.Episode, `options` a reinforce.Options. This file does not import these classes.
+`episodes` is a list of reinforce.Episode, `options` a reinforce.Options. reinforce.py imports this file, so this file
+cannot import those classes.
 """
 
 if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threads wait
@@ -63,7 +64,7 @@ from synthetic.training import task_stream
 class Run:
     """The state of a run: what reinforce.py's phases read, and what one step hands to the next."""
 
-    options: object  # reinforce.Options, not imported here because reinforce.py imports this file
+    options: object  # reinforce.Options
     out: Path  # the run's folder
     model: Backbone  # the weights that are trained
     library: SkillLibrary  # grows after each update
@@ -101,10 +102,10 @@ class Run:
 
 
 def new_run(given, configure) -> Run:
-    """A new run. If its model is not large it has a first checkpoint. Its sandbox is not open yet.
+    """A new run: check the options, load the model, and write the folder. The sandbox is not open yet.
 
-    given: {name: value} of the command line. configure(given, large): all options, see reinforce.configure.
-    Raises UserError; a run that is refused leaves nothing behind.
+    given: what the command line gives, a dict. configure: see reinforce.configure. Raises UserError. A run that is
+    refused leaves nothing behind.
     """
     name = given.get("out") or time.strftime("runs/%Y%m%d-%H%M%S")
     taken = (Path(name) / "checkpoint").exists() or bool(read_metrics(Path(name)))
@@ -122,7 +123,7 @@ def new_run(given, configure) -> Run:
     run.stream, run.fitness = itertools.chain([first], stream), fitness
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
     prepare_folder(run)
-    if not run.model.large:  # 100 GB take minutes. A large run that is killed before its first checkpoint starts anew
+    if not run.model.large:  # 100 GB take minutes to write: a large run that is killed early begins again
         save_checkpoint(run)
     return run
 

@@ -1,4 +1,4 @@
-"""The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper: multi-turn rollouts).
+"""The Policy role: how a task, skills and feedback become a rollout of several turns (paper: multi-turn rollouts).
 
 One rollout is one coroutine, `play`, which reads from top to bottom as a single conversation: prompt, reply, kernel,
 verdict, next prompt. It yields what it needs answered, a Prompt or a Kernel, and is sent the answer. (The parameter
@@ -223,7 +223,7 @@ def next_prompt(model, trajectory, shown, strategy) -> list[int]:
 
 
 def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
-    """One Trajectory for each (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
+    """A Trajectory for each job, in their order (paper: T = 3 turns, temperature 1.0). A job is a (task, skills) pair.
 
     Each rollout has up to `turns` turns. It ends earlier once it has sampled `budget` tokens, or if its next prompt is
     too long. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task cannot

@@ -49,7 +49,6 @@ class Options:
     seed: int = option(0, "seed of the tasks and of all sampling")
     eval_every: int = option((2, 10, 0), "steps between evaluations on redundant operators (0: before and after alone)")
     eval: str = option("all", "which problems are evaluated", choices=("all", "redundant", "none"))
-    log: str = option("files", "where the metrics go, besides metrics.jsonl", choices=("files", "tensorboard", "wandb"))
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
     tasks: str = option("synth", "synth, builtin, a folder, or a parquet file as hkust-nlp/drkernel-rl-data")
     prompts: str = option("", "YAML file as chat/prompts.yaml, or a folder of them")
@@ -68,13 +67,13 @@ class Options:
     recipe: str = option("davinci", "options that go together: a name in recipes.RECIPES, such as kevin")
     reward: str = option("davinci", "r, reward of a turn: a name in policy.REWARDS")
     baseline: str = option("leave-one-out", "what a return is compared with: a name in advantages.BASELINES")
-    skills: bool = option(True, "select and write skills; without: (k + 1) n rollouts on the bare task")
+    skills: bool = option(True, "select and write skills; without, all (k + 1) n rollouts see the bare task")
     bm25_only: bool = option(False, "every scheme has BM25's first 3 skills; no Selection role")
-    no_verify: bool = option(False, "run no new skill: stage the first well-formed; a summary with one has return 1")
+    no_verify: bool = option(False, "stage a task's first well-formed skill unverified; its summary has return 1")
     freeze_selection: bool = option(False, "Selection is used but not trained")
     freeze_summary: bool = option(False, "Summary is used but not trained")
 
-    gamma: float = setting(1.0, "gamma: share of the next turn's return in a turn's return", most=1)
+    gamma: float = setting(1.0, "gamma: discount, how much of the next turn's return counts for a turn", most=1)
     history: str = setting("all", "which earlier turns a prompt shows: a name in policy.HISTORIES")
     loss_mean: str = setting("reply", "what the loss is a mean over: a name in advantages.LOSS_MEANS")
     loss_scale: float = setting((30.0, 30.0, 1000.0), "c: divides the loss; about a tenth of a reply's tokens",
@@ -82,7 +81,7 @@ class Options:
     prs: bool = setting(True, "PRS (profiling-based rejection): mask correct turns whose own kernels do little")
     mrs: bool = setting(True, "MRS (mismatch rejection): mask replies on which sampler and trainer disagree")
     mask_void: bool = setting(True, "a turn that fails after a success is void: no loss, in no baseline")
-    min_std: float = setting(1e-3, "rewards that deviate less are not trained on; Policy: those of a task's last turns")
+    min_std: float = setting(1e-3, "skip a group whose rewards deviate less (Policy: a task, by its last turns)")
     cross_scheme: bool = setting(True, "cross-scheme advantages: divide a task's advantages by their mean magnitude")
     min_gain: float = setting(1.2, "g: a kernel must be g times faster to trigger a summary, or to verify a skill")
     selection_weight: float = setting(0.3, "lambda_sel: weight of Selection's advantages")
@@ -91,11 +90,11 @@ class Options:
     clip_high: float = setting(0.28, "epsilon_high: the ratio rho is clipped at 1 + this")
     grad_clip: float = setting(1.0, "largest norm of the gradient", above_0=True)
     temperature: float = setting(1.0, "of all sampling in training")
-    oversample: int = setting((1, 1, 2), "tasks rolled out for each of the B that are kept", above_0=True)
+    oversample: int = setting((1, 1, 2), "tasks rolled out for each of B; the first B that vary are kept", above_0=True)
     selection_tokens: int = setting((250, 400, 1024), "most tokens of a Selection reply", above_0=True)
     summary_tokens: int = setting((600, 1000, 2048), "most tokens of a Summary reply", above_0=True)
     trials: int = setting((3, 5, 5), "correctness trials for each kernel, with fresh inputs", above_0=True)
-    eval_samples: int = setting((1, 4, 8), "rollouts of each evaluation problem; if 1, it is greedy", above_0=True)
+    eval_samples: int = setting((1, 4, 8), "rollouts of each evaluation problem; a single one is greedy", above_0=True)
     save_every: int = setting((1, 5, 5), "steps between checkpoints; a killed run repeats those since", above_0=True)
 
 
@@ -120,13 +119,13 @@ TABLES = {"recipe": RECIPES, "reward": policy.REWARDS, "baseline": BASELINES, "h
           "loss_mean": LOSS_MEANS}  # option -> the table whose names it takes
 CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--no-verify"), ("--no-skills", "--freeze-selection"),
                   ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection")]
-CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "eval", "offload", "log"}  # by --resume
+CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "eval", "offload"}  # by --resume
 
 
 def configure(given, large=False) -> Options:
     """All options: the command line overrides the recipe, and the recipe overrides the defaults. Raises UserError.
 
-    given: {name: value} of the command line, and device. large: has the model over a billion parameters?
+    given: the names and values of the command line, and device. large: has the model over a billion parameters?
     """
     size = 2 if large else int(given["device"] == "cuda")
     name = given.get("recipe", "davinci")
@@ -195,7 +194,7 @@ def train(run, stream):
 
 
 def select(run, batch, k, temperature) -> list[Episode]:
-    """One episode for each task, with k selections (paper: BM25 recall, LLM reranking); with --no-skills 0."""
+    """One episode for each task, with k selections, or none with --no-skills (paper: BM25 recall, LLM reranking)."""
     options = run.options
     sampling = Sampling(options.selection_tokens, temperature, max_prompt_tokens=options.prompt_tokens)
     selections = ranks.distribute(batch, lambda part: selector.select(
@@ -225,7 +224,7 @@ def roll_out(run, episodes, schemes, n, sampling, generator) -> list[Episode]:
 
 
 def score(run, episodes):
-    """Fill in the reward of every turn and of every selection (paper: reward; selection reward).
+    """Fill in the reward of every turn, and of every selection (paper: selection reward).
 
     G_sel(S) = mean over the rollouts i with the set of skills S of max_t r_it. So two selections of the same skills
     share their rollouts, and an empty selection shares those of the null scheme.
@@ -267,10 +266,9 @@ def update(model, optimizer, chains, options) -> dict:
 
         L = 1 / (c R) * sum over rows and their tokens of l_n
 
-    A row is one reply. A chain is a list of rows: one rollout's turns in order, or one reply of another role. l_n is
-    the loss of token n (advantages.clipped_loss), c is loss_scale, and R is the number of rows (or what else LOSS_MEANS
-    counts). Rows whose gradient is 0 count in R, but are not computed. Gradients add up over micro-batches and ranks.
-    Returns metrics:
+    A row is one reply. A chain is a rollout's rows in the order of turns, or one row of another role. l_n is the loss
+    of token n (advantages.clipped_loss). c is loss_scale. R is the number of rows, or what else LOSS_MEANS counts. Rows
+    without a gradient count in R, but are not computed. Gradients add up over micro-batches and ranks. Returns metrics:
 
         loss             L
         tokens_trained   tokens with a gradient
@@ -281,8 +279,8 @@ def update(model, optimizer, chains, options) -> dict:
     divisor = options.loss_scale * LOSS_MEANS[options.loss_mean](flat(chains))
     trained = []  # the chains, without the rows that need no gradient
     for chain in chains:
-        trained.append([row for row in chain if row.advantage and not row.masked])  # masked: by PRS
-    # Sort by length, then deal out in turn (`share`): all ranks get about the same number of tokens.
+        trained.append([row for row in chain if row.advantage and not row.masked])  # PRS has masked
+    # Sorted by length and dealt out in turn, so that all ranks get about the same number of tokens.
     own = ranks.share(sorted(filter(None, trained), key=lambda chain: len(chain[-1].completion.prompt_ids)))
     loss, ratio_off = 0.0, 0.0
     model.release()  # the sampler's cache: activations need its memory
@@ -346,8 +344,8 @@ def flush(run, episodes):
 def evaluate_if_due(run, step) -> dict:
     """Metrics of the evaluations that are due after `step` complete steps; 0 is the model before training.
 
-    eval_* are of the built-in problems, before and after training. with_* and without_* are of the problems with
-    redundant operators, with the library and without it, and also every --eval-every steps.
+    eval_*: the built-in problems, before and after training. with_*, without_*: the problems with redundant operators,
+    with the library and without it, every --eval-every steps, too.
     """
     options, line = run.options, {}
     if options.eval == "none":

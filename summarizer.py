@@ -166,9 +166,9 @@ def read_proposals(call, known=frozenset(), count_tokens=len) -> list[Proposal]:
 
 
 def form_problem(skill, number, count_tokens) -> tuple[str | None, str]:
-    """(one of REASONS, detail) of a well-formed skill that is rejected, else (None, "").
+    """Why a well-formed skill is rejected: (one of REASONS, detail), or (None, "") if it is not.
 
-    number: of proposals before it in the answer. count_tokens(text): its length in tokens.
+    number: how many proposals stand before it in the answer. count_tokens: see read_proposals.
     """
     if number >= MOST_PROPOSALS:
         return "too many", ""

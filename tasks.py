@@ -167,7 +167,7 @@ def problem_id(name) -> int:
 
 
 def chosen_tasks(tasks, ids) -> list:
-    """The tasks that --ids names: "5,10,15", "1-20", "every5" (ids divisible by 5) or a mixture; all when it is None.
+    """The tasks that --ids names, such as "5,10", "1-20" or "2,every5" (2, and ids divisible by 5). None: all of them.
 
     Raises UserError for a part of another form, or one that names none of the tasks.
 

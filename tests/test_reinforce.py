@@ -3,7 +3,6 @@
 import json
 import statistics
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -125,21 +124,7 @@ def test_training_steps(world, monkeypatch, capsys):
     assert (out / "curves.png").stat().st_size > 10_000 and "learnt" in (out / "report.html").read_text()
     assert "Skills found: " in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())
-    assert config["command"] == "python reinforce.py --steps 6 --out 'a b'" and config["hardware"] and "commit" in config
-
-
-@pytest.mark.parametrize("log", ["tensorboard", "wandb"])
-def test_numbers_for_other_programs(world, monkeypatch, log):
-    """Every number of metrics.jsonl is written under its step."""
-    written = []
-    logged = SimpleNamespace(log=lambda line, step: written.extend((name, value, step) for name, value in line.items()))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: logged))
-    writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar), flush=lambda: None)
-    monkeypatch.setattr(runs, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: True)))
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
-    lines = metrics(world("run", "--steps", "1", "--log", log))
-    assert written == [(name, value, m["step"]) for m in lines for name, value in m.items()
-                       if isinstance(value, (int, float))]
+    assert config["command"] == "python reinforce.py --steps 6 --out 'a b'" and {"hardware", "commit"} < set(config)
 
 
 def test_records_hold_what_happened(world):

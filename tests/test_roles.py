@@ -311,7 +311,7 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
 
 def test_what_strategies_show():
     turns = [Turn(None, "", Verdict(correct=True, speedup=x)) for x in (3.0, 1.0, 9.0, 1.0)]  # 9 counts as 3
-    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]  # the first of equals
+    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]  # the first
 
 
 def test_a_parents_chance_falls_with_its_rank():

@@ -15,7 +15,8 @@ from pathlib import Path
 FORMULAS = Path(__file__).with_name("formulas.txt").read_text().splitlines()
 # Names that kernels and the functions beside them use for themselves. No variable of a problem is called so.
 RESERVED = set("idx mask offs start cols rows n m k i a b d e q s u t v w inner lane width grid acc dst mu var value "
-               "tl triton as_ am ak bs bk bn a_index b_index BM BN BK BR BI BLOCK fused row sweep matmul partial_sums".split())
+               "tl triton as_ am ak bs bk bn a_index b_index BM BN BK BR BI BLOCK fused row sweep matmul "
+               "partial_sums".split())
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def normalization(d):
 
 
 def pooling(d):
-    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2)  ...  x = self.pool(x). Returns the layer."""
+    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2). Returns the layer."""
     k, kind = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2", d.pick("Max", "Avg")
     k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
     return d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")

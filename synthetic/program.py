@@ -342,7 +342,9 @@ class Draft:
         return step.result
 
     def apply(self, name, *spellings, **fields):
-        """The next operator, a row of the table, in one of these spellings or of its own, or as a layer."""
+        """The next operator, a row of OPERATORS or COMPOSED, in one of these spellings or of its own, or as a layer."""
+        if name in COMPOSED:
+            return self.compose(name, fields)
         operator = OPERATORS[name]
         if operator.layer and not spellings and self.chance(0.4):
             given = dict(fields)
@@ -368,7 +370,7 @@ class Draft:
                               self.new_variable("identity residual skip shortcut"))
         return self.saved
 
-    def compose(self, name, **fields):
+    def compose(self, name, fields):
         """A row of COMPOSED: several steps, which problems write as one expression."""
         for variable, operator, spelling in self.pick(*COMPOSED[name]):
             target = variable or self.next_name()

@@ -3,7 +3,7 @@
 Each is a function of a draft, to which it adds one step or several.
 """
 
-from synthetic.operators import COMPOSED, OPERATORS, POINTWISE
+from synthetic.operators import OPERATORS, POINTWISE
 
 # What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
 _SCALARS = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
@@ -88,10 +88,7 @@ def opaque_step(d):
     kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "amax", "mean")
     if len(d.shape) < 2 or len(d.shape) == 2 and kind in ("amax", "mean"):
         kind = "clone"
-    if kind == "centre":
-        d.compose("centre", d=d.pick("1", "-1", "0"))
-    else:
-        d.apply(kind, d="1", keep=", keepdim=True")
+    d.apply(kind, d=d.pick("1", "-1", "0") if kind == "centre" else "1", keep=", keepdim=True")
 
 
 # ---- Rows, reductions, normalisations
@@ -109,10 +106,10 @@ def row_operator(d, dim=""):
         return
     dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
     if kind == "rms":
-        return d.compose("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
+        return d.apply("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
     if kind == "share":
         activation(d, d.pick("sigmoid", "softplus", "exp", "square"))
-    (d.compose if kind in COMPOSED else d.apply)(kind, d=dim)
+    d.apply(kind, d=dim)
 
 
 def reduction(d, dim=""):
@@ -122,7 +119,7 @@ def reduction(d, dim=""):
     name = d.pick("sum", "mean", "amax", "amin", "logsumexp")
     if dim:
         name = d.pick(name, name, "norm", "var", "std", "sum_squares", "argmax", "argmin")
-        return (d.compose if name in COMPOSED else d.apply)(name, d=d.dimension(dim), keep=keep)
+        return d.apply(name, d=d.dimension(dim), keep=keep)
     if rank > 3:
         dims = ", ".join(map(str, range(d.pick(1, 2, 2, 2), rank)))
         return d.apply(name, *OPERATORS[name].spellings[:2], d=d.pick("[{}]", "({})").format(dims), keep=keep)

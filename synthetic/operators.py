@@ -204,6 +204,8 @@ COMPOSED = {
     "rms": ((("t", "formula", "{x} ** 2"), ("t", "mean", "torch.mean({t}, " + _KEPT),
              ("", "formula", "{x} / torch.sqrt({t} + {c})")),
             (("t", "formula", "{x}.pow(2)"), ("t", "mean", "{t}.mean(" + _KEPT),
+             ("", "formula", "{x} * torch.rsqrt({t} + {c})")),
+            (("t", "formula", "{x} * {x}"), ("t", "mean", "torch.mean({t}, " + _KEPT),
              ("", "formula", "{x} * torch.rsqrt({t} + {c})"))),
     "l2": ((("t", "norm", "torch.norm({x}, " + _KEPT), ("", "formula", "{x} / {t}")),
            (("t", "norm", "torch.norm({x}, p=2, " + _KEPT), ("", "formula", "{x} / ({t} + 1e-6)"))),

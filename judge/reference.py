@@ -27,8 +27,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, domain_of, errors_of,
-                          is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary, width)
+from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, domain_of,
+                          errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary,
+                          width)
 from judge.verdict import describe
 from tasks import TaskError
 

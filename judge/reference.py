@@ -34,7 +34,7 @@ from judge.verdict import describe
 from tasks import TaskError
 
 
-CHEAP = 1 << 23  # bytes of inputs, outputs and parameters that a task may have in all measured trials, if more than 4
+CHEAP = 1 << 21  # bytes of inputs, outputs and parameters that a task may have in all measured trials, if more than 4
 
 
 class CudaIsCpu(torch.overrides.TorchFunctionMode):

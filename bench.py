@@ -412,8 +412,8 @@ def report(folder, summary):
     """
     config = summary["config"]
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    charts.save_png([charts.fast_p(summary["figures"])], folder / "fast_p.png",
-                    f"{config['source']}: {config['model']}, {summary['skills']}, {summary['clock']}")
+    charts.save_fast_p(summary["figures"], folder / "fast_p.png",
+                       f"{config['source']}: {config['model']}, {summary['skills']}, {summary['clock']}")
     write_page([folder], folder / "report.html")
     print(f"{levels.table(summary)}\n\n{folder}/report.html, {folder}/fast_p.png, {folder}/summary.json, "
           f"{folder}/results.jsonl")

@@ -1,4 +1,4 @@
-"""The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper: multi-turn rollouts).
+"""The Policy role: how a task, skills and feedback become a rollout of several turns (paper: multi-turn rollouts).
 
 One rollout is one coroutine, `play`, which reads from top to bottom as a single conversation: prompt, reply, kernel,
 verdict, next prompt. It yields what it needs answered, a Prompt or a Kernel, and is sent the answer. (The parameter
@@ -223,7 +223,7 @@ def next_prompt(model, trajectory, shown, strategy) -> list[int]:
 
 
 def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
-    """One Trajectory for each (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
+    """A Trajectory for each job, in their order (paper: T = 3 turns, temperature 1.0). A job is a (task, skills) pair.
 
     Each rollout has up to `turns` turns. It ends earlier once it has sampled `budget` tokens, or if its next prompt is
     too long. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task cannot
@@ -360,35 +360,20 @@ def davinci_reward(verdict, cap=SPEEDUP_CAP) -> float:
     return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), cap) + 0.5 * (verdict.coverage or 0.0)
 
 
-def as_given(trajectories, sandbox):
-    """The default of Reward.revise: change nothing. Each reward depends on its turn's verdict alone."""
+REWARDS = {"davinci": davinci_reward}  # name -> function of a Verdict: the reward r of its turn
 
 
-@dataclass(frozen=True)
-class Reward:
-    """How turns are rewarded."""
-
-    of: Callable  # of(Verdict) is the reward r of its turn
-    revise: Callable = as_given  # revise(trajectories, sandbox) may raise these rewards afterwards
-
-
-REWARDS = {"davinci": Reward(davinci_reward)}
-
-
-def reward_turns(trajectories, reward, sandbox, mask_void=True):
-    """Fill in the reward of every turn. reward: a Reward. sandbox: the one that has judged them.
+def reward_turns(trajectories, reward, mask_void=True):
+    """Fill in the reward of every turn. reward: a function of REWARDS.
 
     With mask_void a turn that fails after a success is void. In symbols: if r_t <= 0 and some earlier r_u > 0, turn t
     is void and r_t becomes 0. It is in no group and has no loss, so trying to improve a working kernel costs nothing.
     """
     for trajectory in trajectories:
-        for turn in trajectory.turns:
-            turn.reward = reward.of(turn.verdict)
-    reward.revise(trajectories, sandbox)
-    for trajectory in trajectories if mask_void else ():
         best = 0.0  # reward of the turns so far
         for turn in trajectory.turns:
-            if turn.reward <= 0 < best:
+            turn.reward = reward(turn.verdict)
+            if mask_void and turn.reward <= 0 < best:
                 turn.masked, turn.reward = "void", 0.0
             best = max(best, turn.reward)
 

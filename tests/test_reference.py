@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from candidates import agrees, copied, problem, replaced, small_task
-from judge.comparison import Bound, compare, named, sharing
+from judge.trials import Bound, compare, named, sharing
 from judge.reference import Reference
 from tasks import Task, TaskError
 
@@ -181,15 +181,6 @@ def test_no_more_accuracy_is_asked_than_the_reference_has(load):
     for tolerance, right in ((1e-4, False), (1e-2, True)):
         reference = load(given("torch.randn(64)", "return x + 0"), tolerance=tolerance)
         assert all(is_right(reference, lambda x: x * 1.002)) == right
-
-
-def test_an_offset_hides_nothing(load):
-    """The scale is the spread of the values, not their size; of one value, it is the size."""
-    reference = load(given("torch.randn(64, 64)", "return x.tanh() * 0.1 + 100"))
-    assert all(is_right(reference, lambda x: (x.double().tanh() * 0.1 + 100).float()))
-    assert not all(is_right(reference, lambda x: x.clamp(-1, 1) * 0.1 + 100))
-    total = load(given("torch.rand(64, 64)", "return x.sum()"))
-    assert all(is_right(total, lambda x: x.sum() * (1 + 2e-5)))
 
 
 CASTS = {  # body of a forward that computes in half precision inside: the same, another way

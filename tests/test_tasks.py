@@ -21,8 +21,9 @@ from command import files
 from command.files import ROOT, find_path
 from command.options import complete, option, parse, setting
 from command.process import UserError, run_command
-from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
-                   kernelbench_tasks, load_task, operators, scale_batch, task_stream, unfit)
+from synthetic import training
+from synthetic.training import evaluation_fingerprints, fingerprint, operators, task_stream, unfit
+from tasks import Task, TaskError, builtin_tasks, chosen_tasks, folder_tasks, kernelbench_tasks, load_task, scale_batch
 
 PROBLEM = """
 import torch
@@ -124,6 +125,12 @@ def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_p
     assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny"
     (tmp_path / "checkpoints/tiny").mkdir(parents=True)
     assert find_path("checkpoints/tiny") == Path("checkpoints/tiny")
+
+
+def test_the_elements_of_a_problem_are_counted_without_its_tensors():
+    small, large = task(PROBLEM), scale_batch(task(PROBLEM), 10**6)
+    assert tasks.elements(small.source, 10**9) == 8 * 4 * 2 and tasks.elements(large.source, 0) == 8e6 * 4
+    assert tasks.elements("x = 3", 10) == 0  # it does not run
 
 
 @pytest.mark.parametrize("name", ["reinforce", "sft", "bench", "sandbox", "run"])
@@ -302,7 +309,7 @@ def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys
     assert told.count("is left out") == 2 and "near is left out: near an evaluation problem\n" in told
     assert "random is left out: not deterministic" in told
     with monkeypatch.context() as patch:  # a run that is continued has decided already
-        patch.setattr(tasks, "unfit", None)
+        patch.setattr(training, "unfit", None)
         assert {task.source for task in itertools.islice(task_stream(args, fitness), 5)} == {fit}
     assert capsys.readouterr().out == ""
     (tmp_path / "fit.py").unlink()

@@ -195,7 +195,7 @@ STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=refuse_repeat, same_p
 
 def release_feedback(verdict) -> str:
     """The verdict and its reward, by the run's --reward, as JSON."""
-    return json_feedback(verdict, REWARDS[PROMPTS["shown_reward"]].of(verdict))
+    return json_feedback(verdict, REWARDS[PROMPTS["shown_reward"]](verdict))
 
 
 VERDICT_FORMS["json"] = release_feedback

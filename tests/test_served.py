@@ -217,7 +217,8 @@ def test_a_served_model_gets_the_skills_of_a_snapshot(url, tmp_path, capsys):
         assert bench.main([*BENCH, url, "--out", str(folder), more]) == 0
         samples = bench.read_results(folder / "results.jsonl")
         assert [sample.skills for (task, _), sample in samples.items() if "Softplus" in task] == [skills] * 2
-        assert [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)] == [[7, 7]] * 2 + [[0, 0]] * 2
+        tokens = [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)]
+        assert tokens == [[7, 7]] * 2 + [[0, 0]] * 2
         asked = [body for body, _ in Stub.asked if "gelu" not in str(body).lower()]
         selections = [body for body in asked if "select_skills" in body["messages"][0]["content"]]
         assert [(body["temperature"], body["max_tokens"]) for body in selections] == [(0.0, 1024)] * len(skills)

@@ -21,14 +21,14 @@ import functools
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from backbone import Completion
 from chat.calls import extract_code
 from chat.prompts import PROMPTS, fill, role_messages, skill_text
 from command.progress import count, expect
-from sandbox import Verdict, feedback
+from sandbox import Verdict, feedback, verdict_from_json
 from skills import Skill
 from tasks import Task, TaskError
 
@@ -232,14 +232,17 @@ def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Stra
     sampling      a backbone.Sampling
     generator     a torch.Generator for all sampling; an equal state gives equal rollouts
     """
-    ended = dict(each_rollout(model, sandbox, jobs, turns, sampling, generator, strategy, budget))
-    return [ended[number] for number in range(len(jobs))]
-
-
-def each_rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
-    """Yields (number of its job, Trajectory) of each rollout as soon as it ends. Arguments as of `rollout`."""
-    expect("kernels judged", len(jobs) * turns)
     limits = Limits(turns, sampling.max_prompt_tokens or math.inf, budget)
+    trajectories, plays = begin_rollouts(model, sandbox, jobs, limits, generator, strategy)
+    with model.sampler(sampling, generator) as sampler:
+        for _ in play_in_waves(sampler, sandbox, plays):
+            pass
+    return trajectories
+
+
+def begin_rollouts(model, sandbox, jobs, limits, generator=None, strategy=Strategy()) -> tuple[list, list]:
+    """An empty Trajectory for each (task, skills) job, and the `play` that will fill it."""
+    expect("kernels judged", len(jobs) * limits.turns)
     # All rollouts of a scheme begin with the same prompt.
     first_prompt = functools.cache(lambda task, skills: model.chat_ids(policy_messages(task, skills)))
     trajectories, plays = [], []
@@ -248,9 +251,7 @@ def each_rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy
         trajectories.append(trajectory)
         prompt = first_prompt(task, trajectory.skills)
         plays.append(play(model, sandbox, trajectory, prompt, limits, strategy, generator))
-    with model.sampler(sampling, generator) as sampler:
-        for number in play_in_waves(sampler, sandbox, plays):
-            yield number, trajectories[number]
+    return trajectories, plays
 
 
 def play_in_waves(sampler, sandbox, plays):
@@ -276,11 +277,12 @@ def play_in_waves(sampler, sandbox, plays):
             futures[number].add_done_callback(lambda _: count("kernels judged"))
 
     for number in range(len(plays)):
-        resume(number)  # to its first prompt
+        resume(number)  # to its first prompt, or to the first question that `continued` does not know the answer to
         if number not in requests:
             yield number
-    while requests:  # all are Prompts here, since each wave answers all of its Kernels
-        prompts = {number: requests[number].ids for number in sorted(requests)}
+        submit(number)
+    while requests:  # all are Prompts after the first wave, since each wave answers all of its Kernels
+        prompts = {number: requests[number].ids for number in sorted(requests) if number not in futures}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
                 resume(number, reply)
@@ -296,6 +298,29 @@ def play_in_waves(sampler, sandbox, plays):
             resume(number, verdict_of(sandbox, futures.pop(number)))
             if number not in requests:
                 yield number
+
+
+def continued(play, known, keep):
+    """A play whose first answers are known, because an earlier program was interrupted: it asks only for the others.
+
+    known: the records of those answers, in their order. keep is called with the record of each other answer. A record
+    can be written as JSON. It has no prompt, since the play itself makes the prompts.
+    """
+    records, answer = iter(known), None
+    with contextlib.suppress(StopIteration):  # the play has ended
+        while True:
+            request = play.send(answer)
+            record = next(records, None)
+            if record is None:
+                answer = yield request
+                record = asdict(answer)
+                for name in ("prompt_ids", "logprobs"):
+                    record.pop(name, None)
+                keep(record)
+            elif isinstance(request, Prompt):
+                answer = Completion(request.ids, logprobs=[], **record)
+            else:
+                answer = verdict_from_json(record)
 
 
 def score_pairs(sandbox, pairs) -> list[Verdict]:

@@ -29,6 +29,7 @@ import torch
 
 from advantages import BASELINES, LOSS_MEANS, Baseline, group_mean
 from chat.calls import after_thoughts, extract_code
+from chat.prompts import PROMPTS
 from chat.release import json_feedback
 from policy import HISTORIES, REWARDS, STRATEGIES, VERDICT_FORMS, Prompt, Strategy, davinci_reward
 from sandbox import feedback
@@ -193,8 +194,8 @@ STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=refuse_repeat, same_p
 # The release's feedback, for its own prompts
 
 def release_feedback(verdict) -> str:
-    """The verdict and its reward as JSON."""
-    return json_feedback(verdict, davinci_reward(verdict))
+    """The verdict and its reward, by the run's --reward, as JSON."""
+    return json_feedback(verdict, REWARDS[PROMPTS["shown_reward"]](verdict))
 
 
 VERDICT_FORMS["json"] = release_feedback

@@ -48,13 +48,13 @@ class Options:
     device: str = option("", "default: cuda if there is a GPU", choices=("cpu", "cuda"))
     seed: int = option(0, "seed of the tasks and of all sampling")
     eval_every: int = option((2, 10, 0), "steps between evaluations on redundant operators (0: before and after alone)")
-    no_eval: bool = option(False, "skip every evaluation")
+    eval: str = option("all", "which problems are evaluated", choices=("all", "redundant", "none"))
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
     tasks: str = option("synth", "synth, builtin, a folder, or a parquet file as hkust-nlp/drkernel-rl-data")
     prompts: str = option("", "YAML file as chat/prompts.yaml, or a folder of them")
     thinking: bool = option(False, "let replies begin with thoughts, if the chat template can switch them on and off")
     offload: bool = option(False, "keep the optimiser's state in the host's memory")
-    steps: int = option((6, 100, 200), "training steps", above_0=True)
+    steps: int = option((8, 100, 200), "training steps", above_0=True)
     batch: int = option((3, 16, 16), "B: tasks in a step", above_0=True)
     k: int = option((3, 3, 3), "k: selections sampled for each task; with the null scheme they make k + 1 schemes")
     n: int = option((2, 4, 4), "n: rollouts of each scheme", above_0=True)
@@ -119,7 +119,7 @@ TABLES = {"recipe": RECIPES, "reward": policy.REWARDS, "baseline": BASELINES, "h
           "loss_mean": LOSS_MEANS}  # option -> the table whose names it takes
 CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--no-verify"), ("--no-skills", "--freeze-selection"),
                   ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection")]
-CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload"}  # by --resume
+CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "eval", "offload"}  # by --resume
 
 
 def configure(given, large=False) -> Options:
@@ -348,10 +348,10 @@ def evaluate_if_due(run, step) -> dict:
     with the library and without it, every --eval-every steps, too.
     """
     options, line = run.options, {}
-    if options.no_eval:
+    if options.eval == "none":
         return {}
     ends = step in (0, options.steps)
-    if ends:
+    if ends and options.eval == "all":
         line |= evaluate(run, "eval", tasks.builtin_tasks(device=options.device), ["eval"], step)
     if ends or (options.eval_every and step % options.eval_every == 0):
         line |= evaluate(run, "redundant", tasks.redundant_tasks(options.device), ["with", "without"], step)

@@ -43,7 +43,7 @@ import torch
 from tqdm import tqdm
 
 from backbone import Backbone, check_device
-from chat.prompts import read_prompts
+from chat.prompts import PROMPTS, read_prompts
 from fast import ranks
 from fast.optimizer import make_adamw
 from page import charts, levels, records
@@ -175,6 +175,7 @@ def check(options):
     check_device(options.device)
     if options.prompts:
         read_prompts(options.prompts)
+    PROMPTS["shown_reward"] = options.reward
 
 
 def load(out, source, given, configure) -> Run:

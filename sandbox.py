@@ -102,7 +102,6 @@ class Settings:
     """How candidates are judged. None: chosen by `completed`."""
 
     device: str = "cpu"  # or "cuda", "cuda:1", ...
-    clock: str | None = None  # "modelled" or "measured"; None: modelled on the CPU, measured on a GPU
     trials: int = 5  # for each candidate, with fresh inputs; the third finds outputs kept from earlier ones
     tolerance: float = 1e-4  # how closely outputs must agree; papers before 2026 used 1e-2
     secret: str | None = None  # hex digits, from which all inputs follow. None: drawn at random
@@ -116,6 +115,10 @@ class Settings:
     require_kernel: bool = True  # reject a candidate without a kernel of its own
     tasks: int = 1  # measured clock: tasks whose candidates are checked in parallel (one candidate is timed at a time)
 
+    @property
+    def clock(self) -> str:
+        return "modelled" if self.device == "cpu" else "measured"
+
     def completed(self):
         """These settings without any None. Raises UserError for a device that is not there, or for wrong values."""
         device, on_cpu = str(self.device), str(self.device) == "cpu"
@@ -127,13 +130,12 @@ class Settings:
         if device == "cuda":  # the one that the caller uses
             import torch
             device = f"cuda:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
-        clock = self.clock or ("modelled" if on_cpu else "measured")
-        if clock == "modelled" and (not on_cpu or self.baseline == "compile"):
-            raise UserError("the modelled clock knows no GPU and no torch.compile: choose the other clock")
+        if on_cpu and self.baseline == "compile":
+            raise UserError("the modelled clock knows no torch.compile: choose another device")
         secret = self.secret or os.urandom(16).hex()
         memory = self.memory or (8 << 30 if on_cpu else 32 << 30)
         workers = self.workers or min(16, len(os.sched_getaffinity(0)))
-        return replace(self, device=device, clock=clock, secret=secret, memory=memory, workers=workers)
+        return replace(self, device=device, secret=secret, memory=memory, workers=workers)
 
 
 class Sandbox:
@@ -152,7 +154,7 @@ class Sandbox:
         """settings: fields of Settings. Raises UserError, see Settings.completed."""
         self.settings = Settings(device, **settings).completed()
         self.device, self.waited = self.settings.device, 0.0
-        self.pool = Pool(asdict(self.settings))
+        self.pool = Pool(asdict(self.settings) | {"clock": self.settings.clock})
 
     def submit(self, pairs) -> list:
         """Judge (task, code) pairs in the background. Returns a Future of a Verdict for each, in their order.
@@ -221,8 +223,6 @@ def feedback(verdict):
     text = (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
             f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. "
             f"Time: {', '.join(hottest)}.")
-    if verdict.tuned:
-        text += f" Autotuned: {printable('; '.join(verdict.tuned[:3]))}."
     if verdict.bandwidth is not None:
         flops = f" and {verdict.arithmetic:.0%} of the FLOPs" if verdict.arithmetic else ""
         text += f" Used: {verdict.bandwidth:.0%} of the memory bandwidth{flops}."

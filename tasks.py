@@ -34,7 +34,6 @@ PROBLEMS = ROOT / "problems"
 # GPU the batch is this many times larger. The modelled clock divides the GPU's speed by the same number, so the costs
 # of launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
-INTERPRETED = 100_000  # speed of the CPU's interpreter: elements of a problem's tensors a second, on 2 busy cores
 
 
 class TaskError(UserError):
@@ -211,7 +210,7 @@ def scale_batch(task, factor) -> Task:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The size of a problem: can a CPU run it? KernelBench's problems are meant for a GPU.
+# The size of a problem
 
 def init_arguments(get_init_inputs) -> tuple[list, dict]:
     """(arguments, keywords) of a problem's constructor. In KernelBook's problems the list is [arguments, keywords]."""
@@ -250,15 +249,3 @@ def elements(source, enough) -> int:
 
 def _elements(values) -> int:
     return sum(value.numel() for value in values if hasattr(value, "numel"))
-
-
-def too_large(task, seconds) -> str | None:
-    """Why a problem is too large to be interpreted on a CPU within so many seconds; None if it is not.
-
-    It is estimated from the number of elements, so that bench.py need not wait until each candidate times out.
-    """
-    most = int(INTERPRETED * seconds)  # elements that are possible
-    count = elements(task.source, most)
-    if count <= most:
-        return None
-    return f"its tensors take {4e-9 * count:.2g} GB; without a GPU {4e-9 * most:.2g} GB are possible"  # 4 bytes each

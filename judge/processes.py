@@ -64,7 +64,9 @@ def gpu_lock(path, how, seconds=0):
     """
     with open(path or os.devnull) as file:
         if path:
-            fcntl.flock(file, how)
+            with open(f"{path}-next", "a") as turn:  # who asks first is next: else many who share keep one out for long
+                fcntl.flock(turn, EXCLUSIVE)
+                fcntl.flock(file, how)
         if not seconds:
             yield
             return

@@ -26,10 +26,9 @@ import numpy
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from judge.comparison import (MARGIN, MOST, Bound, compare, errors_of, is_exact, is_same, named, precise, precise_type,
-                              scale_of, sharing, width)
-from judge.inputs import AS_DRAWN, STRENGTHS, STRONG, STRUCTURES, domain_of, nearby, vary
-from judge.program import copy_of, tensors_in
+from judge.program import bytes_in, copy_of, tensors_in
+from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTHS, STRONG, STRUCTURES, Bound, compare, domain_of, errors_of,
+                          is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary, width)
 from judge.verdict import describe
 from tasks import TaskError, init_arguments
 
@@ -166,7 +165,10 @@ class Reference:
         return Answer(leaves, structure(output), list(changed), shared)
 
     def find_side_effects(self):
-        """Find which inputs, parameters and buffers the forward changes, and which outputs share memory with others."""
+        """Find which inputs, parameters and buffers the forward changes, and which outputs share memory with others.
+
+        And `size`, the bytes of all of them.
+        """
         self.changed_inputs, self.changed_state = [], []
         copies = copy_of(self.example)
         with torch.no_grad(), self.place:
@@ -177,6 +179,7 @@ class Reference:
         state = state_of(self.model)
         self.changed_state = [name for name, x in self.constructed.items() if not is_same(x, state[name])]
         self.shared = self.answer(output, copies, state, self.changed_inputs).shared
+        self.size = bytes_in([copies, output, state])
 
     def blueprint(self) -> dict:
         """What a recorder needs to construct ModelNew, and inputs without values."""

@@ -70,10 +70,10 @@ def write_skill(name, rng, shown) -> Skill:
     return Skill(t.name, t.description, t.scope, tuple(t.tags), content, None)
 
 
-def policy_reply(answer) -> str:
-    """The techniques of a solution, and its code."""
-    techniques = ", ".join(name for name in TECHNIQUES if name in answer.used) or "a kernel for one operator"
-    return f"Plan: {techniques}.\n\n```python\n{answer.code}```"
+def policy_reply(answer, left_out=()) -> str:
+    """What a solution leaves out (names of skills), its techniques and its code."""
+    named = [*left_out, *(name for name in TECHNIQUES if name in answer.used)] or ["a kernel for one operator"]
+    return f"Plan: {', '.join(named)}.\n\n```python\n{answer.code}```"
 
 
 def tool_reply(name, arguments) -> dict:

@@ -50,7 +50,7 @@ def small():
 ATTEMPTS = {  # what a candidate tries; OUTSIDE is a folder of the user's, OTHER the trainer's process, PORT its server
     "read a file": "open(f'{OUTSIDE}/victim').read()",
     "read a problem": "os.stat(f'{ROOT}/problems')",
-    "change the judge": "os.utime(f'{ROOT}/judge/rules.py')",
+    "change the judge": "os.utime(f'{ROOT}/judge/program.py')",
     "write among the programs": "need(os.access(sys.prefix, os.W_OK))",
     "send the trainer a signal": "os.kill(OTHER, 0)",
     "read the trainer's environment": "open(f'/proc/{OTHER}/environ').read()",

@@ -7,8 +7,6 @@ calls, or only because values are known, is refused.
 import pytest
 
 from candidates import agrees, copied, fails, indent, passes, problem, replaced, small_task, solution, verdict
-from judge.rules import static_check
-from judge.verdict import Failed
 from tasks import Task
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -127,13 +125,12 @@ def test_files_that_double(box, name):
     passes(box, TASK, SOURCES[name])
 
 
-def test_of_an_autotuned_kernels_configurations_the_cheapest_counts_and_is_named(box):
+def test_of_an_autotuned_kernels_configurations_the_cheapest_counts(box):
     found, alone = verdict(box, TASK, doubling((JIT, f"@triton.autotune({CONFIGS})\n{JIT}"), body=NEW + TUNED)), {}
     for block in (16, 256):
         call = CALL.replace("256", str(block)).replace("(16,)", f"({64 * 64 // block},)")
         alone[block] = verdict(box, TASK, HEAD + DOUBLE + model(NEW + call)).candidate_ms
     assert found.candidate_ms == alone[256] < alone[16]
-    assert found.tuned == ["double: BLOCK=256, num_warps=4"]
 
 
 COMPLEX = "torch.randn(16, 16, dtype=torch.complex64)"
@@ -164,6 +161,11 @@ REFUSED = {  # name: (file, words, does the excerpt show this line?)
     "a missing argument": (doubling(body=NEW + CALL.replace(", BLOCK=256", "")), "BLOCK", "double["),
     "a launch option": (doubling(body=NEW + CALL.replace("BLOCK=256", "BLOCK=256, launch_pdl=True")),
                         "no argument or launch option launch_pdl", ""),
+    "a compiler": (doubling(body="return torch.compile(torch.mul)(x, 2)"), "a compiler in place of", "torch.compile"),
+    "CUDA C++": ("from torch.utils.cpp_extension import load_inline\nkernel = load_inline('x', '')\n" + doubling(),
+                 "write the kernel in Triton", "load_inline('x'"),
+    "no text of Python": (doubling(body="return ("), "SyntaxError", "return ("),
+    "another class": (doubling().replace("ModelNew", "Model"), "no class ModelNew", ""),
 }
 
 
@@ -171,25 +173,6 @@ REFUSED = {  # name: (file, words, does the excerpt show this line?)
 def test_what_is_refused_is_refused_by_name_and_line(box, name):
     code, words, line = REFUSED[name]
     assert line in fails(box, TASK, code, words).excerpt
-
-
-RULES = [("import ctypes\nclass ModelNew: pass", "imports ctypes", None),
-         ("class ModelNew:\n    x = eval('1')", "calls eval", 2),
-         ("class ModelNew:\n    x = y.f_back", "uses f_back", 2),
-         ("from torch import jit\n@jit.script\nclass ModelNew: pass", "torch.jit.script", 2),
-         ("from torch._inductor import compile_fx as c\nclass ModelNew:\n    x = c", "compile_fx", 3),
-         ("class ModelNew:\n    m = torch.utils.cpp_extension.load_inline('x')", "load_inline", 2)]
-
-
-@pytest.mark.parametrize("text, words, line", RULES)
-def test_the_static_check_names_what_it_refuses(text, words, line):
-    with pytest.raises(Failed, match=words) as failed:
-        static_check(text)
-    assert failed.value.stage == ("parse" if words == "load_inline" else "rejected") and failed.value.line == line
-
-
-def test_what_the_rules_do_not_forbid_passes():
-    static_check("# torch.compile, eval(x), exec\nimport inspect, threading\nclass ModelNew:\n    y = self.eval()\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

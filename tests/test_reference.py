@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from candidates import agrees, copied, problem, replaced, small_task
-from judge.comparison import Bound, compare, named, sharing
+from judge.trials import Bound, compare, named, sharing
 from judge.reference import Reference
 from tasks import Task, TaskError
 

@@ -61,7 +61,7 @@ def world(request, monkeypatch, model_folder, tmp_path):
         monkeypatch.setattr(reinforce, "finish_run", lambda run: None)
 
     def run(out, *options, evaluate=False):
-        fresh = usual if evaluate else [*usual, "--no-eval"]
+        fresh = usual if evaluate else [*usual, "--eval", "none"]
         assert reinforce.main(["--out", str(tmp_path / out), *([] if "--resume" in options else fresh), *options]) == 0
         return tmp_path / out
 

@@ -222,17 +222,16 @@ def next_prompt(model, trajectory, shown, strategy) -> list[int]:
     return model.chat_ids(messages)
 
 
-def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
+def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy()):
     """A Trajectory for each job, in their order (paper: T = 3 turns, temperature 1.0). A job is a (task, skills) pair.
 
-    Each rollout has up to `turns` turns. It ends earlier once it has sampled `budget` tokens, or if its next prompt is
-    too long. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task cannot
-    be run, only its own rollouts fail.
+    Each rollout has up to `turns` turns. It ends earlier if its next prompt is too long. If a job's first prompt has
+    more than sampling.max_prompt_tokens, its one turn says so. If a task cannot be run, only its own rollouts fail.
 
     sampling      a backbone.Sampling
     generator     a torch.Generator for all sampling; an equal state gives equal rollouts
     """
-    limits = Limits(turns, sampling.max_prompt_tokens or math.inf, budget)
+    limits = Limits(turns, sampling.max_prompt_tokens or math.inf)
     trajectories, plays = begin_rollouts(model, sandbox, jobs, limits, generator, strategy)
     with model.sampler(sampling, generator) as sampler:
         for _ in play_in_waves(sampler, sandbox, plays):
@@ -241,7 +240,7 @@ def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Stra
 
 
 def begin_rollouts(model, sandbox, jobs, limits, generator=None, strategy=Strategy()) -> tuple[list, list]:
-    """An empty Trajectory for each (task, skills) job, and the `play` that will fill it."""
+    """(an empty Trajectory for each job, the `play` of each, which will fill it)."""
     expect("kernels judged", len(jobs) * limits.turns)
     # All rollouts of a scheme begin with the same prompt.
     first_prompt = functools.cache(lambda task, skills: model.chat_ids(policy_messages(task, skills)))
@@ -277,11 +276,11 @@ def play_in_waves(sampler, sandbox, plays):
             futures[number].add_done_callback(lambda _: count("kernels judged"))
 
     for number in range(len(plays)):
-        resume(number)  # to its first prompt, or to the first question that `continued` does not know the answer to
+        resume(number)  # to its first request: a Prompt, or in a benchmark that is `continued` perhaps a Kernel
         if number not in requests:
             yield number
         submit(number)
-    while requests:  # all are Prompts after the first wave, since each wave answers all of its Kernels
+    while requests:  # a wave answers all of its Kernels, so now all requests without a future are Prompts
         prompts = {number: requests[number].ids for number in sorted(requests) if number not in futures}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
@@ -301,10 +300,10 @@ def play_in_waves(sampler, sandbox, plays):
 
 
 def continued(play, known, keep):
-    """A play whose first answers are known, because an earlier program was interrupted: it asks only for the others.
+    """The same play in a benchmark that was interrupted (bench.py). It asks only for answers that are not yet known.
 
-    known: the records of those answers, in their order. keep is called with the record of each other answer. A record
-    can be written as JSON. It has no prompt, since the play itself makes the prompts.
+    known: records of the first answers, in their order. keep(record) is called for each further answer. A record can be
+    written as JSON. It has no prompt, since the play itself makes the prompts.
     """
     records, answer = iter(known), None
     with contextlib.suppress(StopIteration):  # the play has ended

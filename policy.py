@@ -55,7 +55,6 @@ class Turn:
     verdict: Verdict
     advice: str = ""  # text that a Strategy (below) adds to the feedback in the next prompt
     advice_tokens: int = 0  # tokens that the model sampled for it
-    repeats: bool = False  # the Strategy has refused this kernel: it was not judged and does not count
     reward: float | None = None  # filled in by reward_turns
     advantage: float | None = None  # filled in by advantages.credit; None for a void turn, which is in no group
     masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group"; MRS masks an advantages.Row
@@ -134,11 +133,6 @@ def as_sampled(reply) -> str:
     return reply
 
 
-def refuse_nothing(code, turns) -> str | None:
-    """Every kernel is judged."""
-    return None
-
-
 def no_advice(model, trajectory, longest):
     """Ask the model nothing between a verdict and the next prompt: yield nothing."""
     yield from ()
@@ -146,11 +140,10 @@ def no_advice(model, trajectory, longest):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a rollout goes on after its first attempt: four functions. The defaults are the paper's training."""
+    """How a rollout goes on after its first attempt. The defaults are the paper's training."""
 
     show: Callable = show_all  # (turns so far, torch.Generator) -> those that the next prompt shows, in order
     retell: Callable = as_sampled  # an earlier reply's text -> the text that later prompts show
-    refuse: Callable = refuse_nothing  # (code, turns so far) -> a reason not to judge this kernel, or None
     advise: Callable = no_advice  # (model, trajectory, longest prompt): a coroutine like `play`. It may yield Prompts
     #                               and set the last turn's `advice`
     same_prompts: bool = False  # can two attempts have the same prompt? If so, bench.py never samples greedily
@@ -172,7 +165,7 @@ print_once = functools.cache(print)  # prints each text only the first time
 class Limits(NamedTuple):
     """When a rollout ends."""
 
-    turns: int  # T: attempts, without those that the strategy refuses
+    turns: int  # T
     prompt_tokens: float = math.inf  # no reply is sampled to a longer prompt
     tokens: float = math.inf  # a rollout that has sampled so many gets no further turn
 
@@ -190,17 +183,13 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
     while len(prompt) <= limits.prompt_tokens:
         reply = yield Prompt(prompt)
         code = extract_code(reply.text)
-        reason = strategy.refuse(code, trajectory.turns) if code else None
-        if reason:
-            verdict = not_judged(sandbox, reason)
-        elif code:
+        if code:
             verdict = yield Kernel(trajectory.task, code)
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)
-        trajectory.turns.append(Turn(reply, code, verdict, repeats=bool(reason)))
-        attempts = sum(not turn.repeats for turn in trajectory.turns)
-        if attempts >= limits.turns or trajectory.tokens >= limits.tokens:
+        trajectory.turns.append(Turn(reply, code, verdict))
+        if len(trajectory.turns) >= limits.turns or trajectory.tokens >= limits.tokens:
             return
         yield from strategy.advise(model, trajectory, limits.prompt_tokens)
         shown = strategy.show(trajectory.turns, generator)

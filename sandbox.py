@@ -78,7 +78,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from judge.pool import Pool
-from judge.processes import SHARED, gpu_lock
+from judge.processes import SAMPLE, gpu_lock
 from judge.verdict import Verdict, printable, verdict_from_json  # noqa: F401 (bench.py reads verdicts with the latter)
 from command.files import user_error
 from command.process import UserError, run_command
@@ -181,7 +181,7 @@ class Sandbox:
         Entering it waits for the kernel that is being timed. Kernels that are submitted meanwhile are recorded,
         compiled and checked; they are timed afterwards.
         """
-        return gpu_lock(self.pool.settings["gpu"], SHARED)
+        return gpu_lock(self.pool.settings["gpu"], SAMPLE)
 
     def prepare(self, tasks):
         """Load these tasks in the background, as many as fit, while the model writes candidates for them.

@@ -19,7 +19,7 @@ import warnings
 import torch
 
 from judge import interpreter, measured, prices
-from judge.processes import EXCLUSIVE, SHARED, begin_server, gpu_lock, limit, serve_forks
+from judge.processes import CHECK, TIME, begin_server, gpu_lock, limit, serve_forks
 from judge.program import Program, operator_of, raw, tensors_in, unpacked
 from judge.reference import Answer, Reference, seed_torch
 from judge.trials import difference
@@ -45,9 +45,9 @@ class LoadedTask:
         except RuntimeError as error:
             raise TaskError(f"{name}: the reference fails: {describe(error)[0]}") from None
 
-    def gpu(self, how):
+    def gpu(self, work):
         """A context within which the GPU is shared with others, or not. Its time is limited (see `main`)."""
-        return gpu_lock(self.settings.get("gpu"), how, self.settings["seconds"])
+        return gpu_lock(self.settings.get("gpu"), work, self.settings["seconds"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -61,12 +61,12 @@ def judge(task, code, recording) -> Verdict:
         recording = unpacked(recording)
         if "failed" in recording:
             raise Failed(str(recording["error"]), recording["failed"], recording["line"])
-        with task.gpu(SHARED):
+        with task.gpu(CHECK):
             candidate = Candidate(task, code, recording)
             verdict.compiled = True
             inputs, answer = check(task, code, candidate, verdict)
             counting = leave_out(task, candidate, inputs, answer)
-        with task.gpu(EXCLUSIVE):
+        with task.gpu(TIME):
             candidate.load(candidate.may_be_perturbed)
             set_profile(verdict, task.clock.profile(candidate.program, inputs), counting)
             task.clock.time(candidate.program, candidate.may_be_perturbed, verdict)
@@ -227,7 +227,7 @@ def load(loaded, source, name, settings, secret) -> dict:
     """What the trainer needs to know of a task: its blueprint, and bytes: `room` of a recording, `takes` of memory."""
     try:
         before = 0 if settings["device"] == "cpu" else torch.cuda.memory_allocated()
-        with gpu_lock(settings.get("gpu"), SHARED, 3 * settings["timeout"]):
+        with gpu_lock(settings.get("gpu"), CHECK, 3 * settings["timeout"]):
             loaded[source] = task = LoadedTask(name, source, settings, secret)
         takes = task.room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
         blueprint = pickle.dumps(task.reference.blueprint() | {"room": task.room})

@@ -312,5 +312,4 @@ def gpu_of(device) -> tuple:
     """(the file by which all processes of this user agree on who has this GPU, bytes of its memory that are free)."""
     import torch
     path = f"{tempfile.gettempdir()}/gpu-{os.getuid()}-{torch.cuda.get_device_properties(device).uuid}"
-    open(path, "a").close()
     return path, torch.cuda.mem_get_info(device)[0]

@@ -27,10 +27,14 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTHS, STRONG, STRUCTURES, Bound, compare, domain_of, errors_of,
-                          is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary, width)
+from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, domain_of,
+                          errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary,
+                          width)
 from judge.verdict import describe
 from tasks import TaskError, init_arguments
+
+
+CHEAP = 1 << 21  # bytes of inputs, outputs and parameters that a task may have in all measured trials, if more than 4
 
 
 class CudaIsCpu(torch.overrides.TorchFunctionMode):
@@ -250,45 +254,52 @@ class Reference:
         self.notes.append("parameters were not perturbed: the reference fails with others")
 
     def choose_structure(self):
-        """Choose the structures of inputs, and their strengths: all at once, or else one by one."""
+        """Choose the structures of inputs, and their strengths: all of them, but for what the reference cannot take."""
         if all(domain.kind == "fixed" for domain in self.domains):
             return
-        self.strengths = dict.fromkeys(STRUCTURES, STRENGTHS[0])
-        if self.takes(*range(1, 9)):
-            return
-        kept = {AS_DRAWN: 1.0}
-        for name in STRUCTURES:
-            for strength in STRENGTHS if name in STRONG else STRENGTHS[:1]:
-                self.strengths = {AS_DRAWN: 1.0, name: strength}
-                if name not in kept and self.takes(1, 4):
-                    kept[name] = strength
-        for most in *STRENGTHS, 0.0:  # together they may be too much; without the strong ones at the end
-            self.strengths = {name: min(strength, most or strength) for name, strength in kept.items()
-                              if most or name not in STRONG}
-            if self.takes(*range(1, 9)):
-                break
-        else:
-            self.strengths = {}
+        trials = range(1, 1 + min(16, max(4, CHEAP // max(self.size, 1))))
+        self.strengths = dict.fromkeys(STRUCTURES, STRENGTH)
+        while self.strengths and (trial := self.first_failure(trials)):
+            before = {name: strength for name, strength in self.strengths.items() if name != AS_DRAWN}
+            good = self.harmless(before, trial)
+            if good == before:  # each by itself is, but not all of them together
+                good = {name: WEAK if name in STRONG else strength for name, strength in before.items()}
+            if good == before:
+                good = {name: strength for name, strength in before.items() if name not in STRONG}
+            self.strengths = good | {AS_DRAWN: 1.0} if good and good != before else {}
         if dropped := [name for name in STRUCTURES if name not in self.strengths]:
             what = f"rows of some kinds ({', '.join(dropped)})" if self.strengths else "structure"
             self.notes.append(f"inputs had no {what}: the reference fails on them")
 
-    def takes(self, *trials) -> bool:
-        """Can the reference take the inputs of these trials: is it as finite and nearly as accurate as in trial 0?"""
+    def harmless(self, strengths, trial) -> dict:
+        """Those of these structures that the reference can take by themselves in a trial; strong ones may be weaker."""
+        good = {}
+        for name, strength in strengths.items():
+            for tried in (strength, WEAK) if name in STRONG else (strength,):
+                self.strengths = {name: tried}
+                if name not in good and not self.first_failure([trial]):
+                    good[name] = tried
+        return good
+
+    def first_failure(self, trials) -> int:
+        """The first of these trials that the reference cannot take, or 0.
+
+        It must be as finite and nearly as accurate as in trial 0. As with candidates, parameters are perturbed but for
+        each fourth trial.
+        """
         for trial in trials:
-            perturbed = trial < 5
+            perturbed = trial % 4 > 0
             try:
                 errors, missing = self.measure(trial, perturbed)
             except Exception:
-                return False
-            if missing > 2 * self.missing:
-                return False
-            for e, bound, t, share in zip(errors, self.bounds(trial, perturbed), self.widths[perturbed], self.jumps):
-                # An honest kernel may err as much as the reference, so half of the bound is left to each.
-                if e.t > max(bound.t / MARGIN, t / 2) or e.share > max(MOST / MARGIN, share):
-                    return False
+                return trial
+            # An honest kernel may err as much as the reference, so half of the bound is left to each.
+            limits = [(max(bound.t / MARGIN, t / 2), max(MOST / MARGIN, share)) for bound, t, share in zip(
+                self.bounds(trial, perturbed), self.widths[perturbed], self.jumps)]
+            if missing > 2 * self.missing or any(e.t > t or e.share > share for e, (t, share) in zip(errors, limits)):
+                return trial
             self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
-        return True
+        return 0
 
     def measure(self, trial, perturbed) -> tuple:
         """(e and share of jumps of each compared tensor, largest share of one's values that are not finite)."""

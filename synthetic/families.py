@@ -114,7 +114,7 @@ def diagonal(d):
     """A product with a diagonal matrix, which a kernel can write as a scaling of the rows."""
     plain_input(d, 2)
     rows = d.dims[0]
-    if d.chance(0.3):
+    if d.chance(0.4):
         weights = d.meta.value(d.attribute("gain weights diagonal", f"nn.Parameter(torch.randn({d.inside(rows)}))"))
     else:
         weights = d.input([rows], f"torch.randn({rows})")

@@ -15,7 +15,8 @@ from pathlib import Path
 FORMULAS = Path(__file__).with_name("formulas.txt").read_text().splitlines()
 # Names that kernels and the functions beside them use for themselves. No variable of a problem is called so.
 RESERVED = set("idx mask offs start cols rows n m k i a b d e q s u t v w inner lane width grid acc dst mu var value "
-               "tl triton as_ am ak bs bk bn a_index b_index BM BN BK BR BI BLOCK fused row sweep matmul partial_sums".split())
+               "tl triton as_ am ak bs bk bn a_index b_index BM BN BK BR BI BLOCK fused row sweep matmul "
+               "partial_sums".split())
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,8 @@ COMPOSED = {
     "rms": ((("t", "formula", "{x} ** 2"), ("t", "mean", "torch.mean({t}, " + _KEPT),
              ("", "formula", "{x} / torch.sqrt({t} + {c})")),
             (("t", "formula", "{x}.pow(2)"), ("t", "mean", "{t}.mean(" + _KEPT),
+             ("", "formula", "{x} * torch.rsqrt({t} + {c})")),
+            (("t", "formula", "{x} * {x}"), ("t", "mean", "torch.mean({t}, " + _KEPT),
              ("", "formula", "{x} * torch.rsqrt({t} + {c})"))),
     "l2": ((("t", "norm", "torch.norm({x}, " + _KEPT), ("", "formula", "{x} / {t}")),
            (("t", "norm", "torch.norm({x}, p=2, " + _KEPT), ("", "formula", "{x} / ({t} + 1e-6)"))),

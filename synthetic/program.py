@@ -255,7 +255,7 @@ class Draft:
         return name
 
     def inside(self, name) -> str:
-        """Make a constant (or a literal) known to the constructor, so that `ModelNew` can be built from its arguments."""
+        """Make a module-level constant known to the constructor, if it is one and no literal."""
         if name.isidentifier() and (name, "int", name) not in self.program.args:
             self.program.args.append((name, "int", name))
         return name
@@ -342,7 +342,9 @@ class Draft:
         return step.result
 
     def apply(self, name, *spellings, **fields):
-        """The next operator, a row of the table, in one of these spellings or of its own, or as a layer."""
+        """The next operator, a row of OPERATORS or COMPOSED, in one of these spellings or of its own, or as a layer."""
+        if name in COMPOSED:
+            return self.compose(name, fields)
         operator = OPERATORS[name]
         if operator.layer and not spellings and self.chance(0.4):
             given = dict(fields)
@@ -368,7 +370,7 @@ class Draft:
                               self.new_variable("identity residual skip shortcut"))
         return self.saved
 
-    def compose(self, name, **fields):
+    def compose(self, name, fields):
         """A row of COMPOSED: several steps, which problems write as one expression."""
         for variable, operator, spelling in self.pick(*COMPOSED[name]):
             target = variable or self.next_name()
@@ -396,7 +398,7 @@ class Draft:
         return replace(self.program, family=family, returned=returned)
 
     def fits_inside(self, before, step) -> bool:
-        """Whether problems can write `before` inside the step that follows it, which alone and once reads its result."""
+        """Whether problems can write `before` inside the next step, which reads its result once and alone."""
         readers = [other for other in self.program.steps if before.result in other.operands.values()]
         others = [value.text for value in step.operands.values() if value != before.result]
         once = step.spelling.count(f"{{{next(iter(step.operands))}}}") == 1 and step.source == before.result

@@ -3,7 +3,7 @@
 Each is a function of a draft, to which it adds one step or several.
 """
 
-from synthetic.operators import COMPOSED, OPERATORS, POINTWISE
+from synthetic.operators import OPERATORS, POINTWISE
 
 # What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
 _SCALARS = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
@@ -88,10 +88,7 @@ def opaque_step(d):
     kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "amax", "mean")
     if len(d.shape) < 2 or len(d.shape) == 2 and kind in ("amax", "mean"):
         kind = "clone"
-    if kind == "centre":
-        d.compose("centre", d=d.pick("1", "-1", "0"))
-    else:
-        d.apply(kind, d="1", keep=", keepdim=True")
+    d.apply(kind, d=d.pick("1", "-1", "0") if kind == "centre" else "1", keep=", keepdim=True")
 
 
 # ---- Rows, reductions, normalisations
@@ -109,10 +106,10 @@ def row_operator(d, dim=""):
         return
     dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
     if kind == "rms":
-        return d.compose("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
+        return d.apply("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
     if kind == "share":
         activation(d, d.pick("sigmoid", "softplus", "exp", "square"))
-    (d.compose if kind in COMPOSED else d.apply)(kind, d=dim)
+    d.apply(kind, d=dim)
 
 
 def reduction(d, dim=""):
@@ -122,7 +119,7 @@ def reduction(d, dim=""):
     name = d.pick("sum", "mean", "amax", "amin", "logsumexp")
     if dim:
         name = d.pick(name, name, "norm", "var", "std", "sum_squares", "argmax", "argmin")
-        return (d.compose if name in COMPOSED else d.apply)(name, d=d.dimension(dim), keep=keep)
+        return d.apply(name, d=d.dimension(dim), keep=keep)
     if rank > 3:
         dims = ", ".join(map(str, range(d.pick(1, 2, 2, 2), rank)))
         return d.apply(name, *OPERATORS[name].spellings[:2], d=d.pick("[{}]", "({})").format(dims), keep=keep)
@@ -152,7 +149,7 @@ def normalization(d):
 
 
 def pooling(d):
-    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2)  ...  x = self.pool(x). Returns the layer."""
+    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2). Returns the layer."""
     k, kind = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2", d.pick("Max", "Avg")
     k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
     return d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
@@ -222,36 +219,36 @@ def dense(d, options, n):
     d.layer("linear", options, f"Linear({width}, {d.sizes[n]}{d.pick('', '', '', ', bias=False')})")
 
 
+_OPTIONS = {"stride": (0.3, "int", "1 2"), "padding": (0.35, "int", "1 0 2"), "groups": (0.08, "int", "1"),
+            "dilation": (0.04, "int", "2"), "bias": (0.12, "bool", "False True")}  # how often, type, values
+_EXTENTS = {1: (128, 256), 2: (16, 24, 32), 3: (8, 10)}
+
+
 def convolution(d, same=False):
-    """A convolution of 1 to 3 dimensions, or a transposed one. same: one that keeps the shape."""
-    rank = d.pick(2, 2, 2, 2, 3, 1)
-    transposed = not same and d.chance(0.3)
-    kernel = d.pick(3, 3, 5, 1) if same else d.pick(3, 3, 3, 1, 2, 5)
-    n_out = d.pick(8, 16, 32)
+    """A convolution of 1 to 3 dimensions, or a transposed one. same: one that keeps the shape, which is saved."""
+    rank, kernel, channels = d.pick(2, 2, 2, 2, 3, 1), d.pick(3, 3, 3, 5, 1, 1 if same else 2), d.pick(8, 16, 32)
     batch = d.const("batch_size batch_size N B", d.pick(2, 4, 8))
-    o = i = d.sized("channels planes dim" if same else "out_channels out_channels out_ch c_out", n_out)
-    if not same and d.chance(0.93):
+    if same:
+        i = o = d.sized("channels planes dim", channels)
+    else:
         i = d.sized("in_channels in_channels in_ch c_in", d.pick(1, 3, 4, 8, 16))
-        if i.isidentifier() and o.isidentifier():
-            d.program.args[-2:] = d.program.args[:-3:-1]  # in before out
+        o = d.sized("out_channels out_channels out_ch c_out", channels)
     k = d.sized("kernel_size kernel_size k ks", kernel)
     if rank == 2 and not same and d.chance(0.06):
         k = d.arg("kernel_size kernel", f"({kernel}, {d.pick(3, 5)})", "tuple")
-    options = f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}" if same else ""
-    for name, value, p in (("stride", d.pick(1, 1, 2), 0.3 - same), ("padding", kernel // 2, 0.35 - same),
-                           ("groups", 1, 0.08), ("dilation", 2, 0.06 * (kernel == 3) - same),
-                           ("bias", d.pick("False", "True"), 0.12 + 0.2 * same)):
-        if d.chance(p):
-            value = d.arg(name, value, "bool" if name == "bias" else "int") if d.chance(0.4) else value
-            options += f", {name}={value}"
-    extent = {1: d.pick(128, 256), 2: d.pick(16, 24, 32), 3: d.pick(8, 10)}[rank]
-    sizes = [d.const(options_, extent) for options_ in ("length depth height", "height width H", "width W w")[:rank]]
-    d.sizes, d.rows_last = {n_out: o}, False
+    options = d.pick(k, k, f"kernel_size={k}")
+    if same:
+        options += f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}"
+    for name, (share, annotation, values) in _OPTIONS.items():
+        if d.chance(share) and (name == "bias" or not same):
+            value = d.pick(*values.split())
+            options += f", {name}={d.arg(name, value, annotation) if d.chance(0.4) else value}"
+    sizes = [d.const(names, d.pick(*_EXTENTS[rank])) for names in ("depth D", "height H", "width W length")[-rank:]]
+    d.sizes, d.rows_last = {channels: o}, False
     d.input([batch, i, *sizes])
     if same:
         d.save()
-    name, options_ = "convolution", f"conv conv1 convolution conv{rank}d"
-    if transposed:
-        name, options_ = "conv_transpose", "conv_transpose deconv up conv_t"
-    k = d.pick(k, k, f"kernel_size={k}")
-    d.layer(name, options_, f"Conv{'Transpose' * transposed}{rank}d({i}, {o}, {k}{options})")
+    elif d.chance(0.3):
+        d.layer("conv_transpose", "conv_transpose deconv up conv_t", f"ConvTranspose{rank}d({i}, {o}, {options})")
+        return
+    d.layer("convolution", f"conv conv1 convolution conv{rank}d", f"Conv{rank}d({i}, {o}, {options})")

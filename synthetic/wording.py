@@ -10,16 +10,12 @@ import re
 from synthetic.program import SYLLABLES, WORDS
 
 # Layers that a constructor may hold besides what the forward pass uses. {a}, {b}: sizes.
-_UNUSED_LAYERS = (
-    "Conv2d({a}, {b}, {k})", "Linear({a}, {b})", "LSTM({a}, {b}, num_layers={k}, batch_first=True)", "PReLU()",
-    "Embedding({b}, {a})", "Dropout(p=0.{k})", "MaxPool2d(kernel_size={k}, stride={k}, padding=0)", "ZeroPad2d({k})",
-    "AdaptiveAvgPool2d((1, 1))", "Identity()", "BatchNorm2d({a}, eps=1e-5, momentum=0.1)", "LayerNorm([{a}, {b}])",
-    "GroupNorm(1, {a})", "Flatten(start_dim=1)", "Sequential(nn.Linear({a}, {b}), nn.ReLU())",
-    "Upsample(scale_factor={k}, mode='nearest')", "Parameter(torch.randn({a}, 1) * 0.02)",
-    "Conv3d({a}, {b}, ({k}, {k}, {k}), stride=1, padding=1, dilation=1, groups=1, bias=False)")
+_UNUSED_LAYERS = ("Conv2d({a}, {b}, {k})", "Linear({a}, {b})", "LSTM({a}, {b}, num_layers={k}, batch_first=True)",
+                  "Embedding({b}, {a})", "Dropout(p=0.{k})", "MaxPool2d(kernel_size={k}, stride={k}, padding=0)",
+                  "Identity()", "BatchNorm2d({a}, eps=1e-5)", "LayerNorm([{a}, {b}])", "GroupNorm(1, {a})",
+                  "Sequential(nn.Linear({a}, {b}), nn.ReLU())", "Parameter(torch.randn({a}, 1) * 0.02)")
 _UNUSED_VALUES = ("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "[1, 2]")
-_UNUSED_NAMES = ("eps momentum stride padding dilation groups bias dim num_heads dropout_p mode hidden_size num_layers "
-                 "axis pool_size return_indices reduction affine n_embd margin")
+_UNUSED_NAMES = "eps momentum stride padding dilation groups bias dim num_heads dropout_p mode num_layers axis margin"
 _NOISE = ("`True`.", "1D", "2D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)", "GELU,", "Conv2d,", "x,",
           "A", "GEMM", "-", "Defaults to 1.", "Defaults to None", "[0, 1]")  # what stands in real docstrings
 
@@ -67,7 +63,6 @@ class Style:
         self.r = random.Random(f"style {program.seed}")
         self.program = program
         self.clutter = program.clutter
-        self.width = self.pick(999, 999, 999, 999, 50, 70)  # where the constructor's signature breaks
         self.hollow = self.pick("", "", "    ", "        ")  # what stands on a blank line inside the class
         self.gap = [""] * self.pick(1, 1, 2)  # blank lines between the parts of the file
         self.documented = self.chance(0.65)
@@ -134,8 +129,7 @@ class Style:
         fields = [arg[:2] for arg in program.args]
         out = ["class Model(nn.Module):"] + self.docstring("    ", fields)
         if program.signature:
-            head = f"    def __init__({program.signature}):"
-            out.append(re.sub(rf"(.{{{self.width},}}?), ", r"\1,\n" + " " * 17, head))
+            out.append(f"    def __init__({program.signature}):")
             out += self.docstring("        ", fields) if self.clutter and self.chance(0.3) else []
             out.append("        " + self.pick("super().__init__()", "super(Model, self).__init__()"))
             out += [f"        {line}" + self.comment(0.05) for line in program.init] + [self.hollow]
@@ -149,12 +143,7 @@ class Style:
     def constants_and_inputs(self) -> list[str]:
         """The lines after Model: module-level constants, get_inputs, get_init_inputs."""
         program = self.program
-        equals = self.pick(*[" = "] * 9, "  = ")
-        out = []
-        for i, (name, value) in enumerate(program.consts):
-            if i and value.isdigit() and int(value) % 8 == 0 < int(value) and self.chance(0.08):
-                value = self.pick(f"{int(value) // 4} * 4", f"{int(value) // 2} * 2")
-            out.append(f"{name}{equals}{value}" + self.comment(0.06, 3))
+        out = [f"{name} = {value}" + self.comment(0.06, 3) for name, value in program.consts]
         out += self.gap + ["def get_inputs():"]
         if self.chance(0.6):
             out.append(f"    return [{', '.join(maker for _, maker in program.inputs)}]")

@@ -64,7 +64,7 @@ CHEATS = {  # name: (candidate, what the verdict says, task)
     "a decoy whose result is discarded": (forward(f"fused(x, self.bias)\nreturn {TORCH}"), DECOY, POINTWISE),
     "a decoy times zero": (forward(f"return {TORCH} + 0.0 * fused(x, self.bias)"), DECOY, POINTWISE),
     "zeros where outputs are small": (
-        forward("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", result="tl.zeros((1024,), tl.float32)"),
+        forward("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", result="tl.zeros((1024,), tl.int1)"),
         WRONG, SMALL),
     "memory that held the answer": (forward(LOOK), "reads", POINTWISE),
     "mutating the input": (forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),

@@ -34,7 +34,8 @@ from synthetic.tiny import random_qwen3, train_tokenizer
 
 def shown_in(code) -> set[str]:
     """Techniques that a kernel shows, told from its text; those that are easy to tell."""
-    kernels = dict(re.findall(r"def (fused|row|sweep|partial_sums|matmul)\d?_kernel\((.*?)(?=\n\S|\Z)", code, re.DOTALL))
+    heading = r"def (fused|row|sweep|partial_sums|matmul)\d?_kernel"
+    kernels = dict(re.findall(heading + r"\((.*?)(?=\n\S|\Z)", code, re.DOTALL))
     steps = {kind: len(re.findall(r"^ +# ", text, re.MULTILINE)) for kind, text in kernels.items()}
     rows = kernels.get("row", "") + kernels.get("sweep", "")
     shown = {"tile-matmul-tf32x3": "matmul" in kernels, "partial-sums-loss": "partial_sums" in kernels,

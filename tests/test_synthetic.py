@@ -92,10 +92,8 @@ def alone(name, rank=2, **fields):
     d = Draft(name, plain=True)
     families.plain_input(d, rank)
     d.apply("sigmoid", "torch.sigmoid({x})")  # above zero, since some divide by a sum
-    if name in COMPOSED:
-        d.compose(name, c=Value("1e-5"), **fields)
-    else:
-        d.apply(name, *[text for text in OPERATORS[name].spellings if "layer" not in text], **fields)
+    spellings = OPERATORS[name].spellings if name in OPERATORS else ()  # not as a layer
+    d.apply(name, *spellings, c=Value("1e-5"), **fields)
     if not name.startswith("arg"):
         d.apply("formula", "{x} * 0.5 - 0.1")
     dress(d)

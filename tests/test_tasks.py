@@ -156,7 +156,9 @@ def test_kernelbench_problems_come_in_the_order_of_their_ids(tmp_path):
 
 
 def test_scale_batch_changes_the_first_integer_and_nothing_else():
-    assert scale_batch(task(PROBLEM), 16) == task(PROBLEM.replace("rows = 8\n", "rows = 128\n"))
+    large = scale_batch(task(PROBLEM), 10**6)
+    assert large == task(PROBLEM.replace("rows = 8\n", "rows = 8000000\n"))
+    assert tasks.elements(PROBLEM, 10**9) == 8 * 4 * 2 and tasks.elements(large.source, 0) == 8e6 * 4
     assert scale_batch(task("scale = 2.0\nnames = ['x']\n"), 16) == task("scale = 2.0\nnames = ['x']\n")
     assert [t.source for t in builtin_tasks(1, "cuda")] != [t.source for t in builtin_tasks(1)]
 

@@ -24,7 +24,6 @@ from command.process import UserError, run_command
 from conftest import configure
 from page import records
 from skills import Skill
-from tasks import builtin_tasks
 from test_reinforce import SMALL, metrics, weights
 
 world = test_reinforce.world  # a fixture
@@ -222,15 +221,6 @@ def test_a_folder_is_in_use_until_its_process_is_killed(world, refusal, capsys):
     other.communicate()
     world("run", "--resume", "--steps", "2")
     assert [m["step"] for m in metrics(out)] == [0, 1, 2]
-
-
-def test_a_start_that_fails_leaves_nothing(refusal, tmp_path, model_folder):
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/near.py").write_text(builtin_tasks(1)[0].source)
-    options = ["--out", tmp_path / "out", "--tasks", tmp_path / "tasks", "--model", model_folder, "--device", "cpu"]
-    with pytest.raises(UserError, match="no problem can be trained on: 1 near an evaluation problem"):
-        reinforce.main(list(map(str, options)))
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(world):

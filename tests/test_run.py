@@ -1,7 +1,6 @@
 """A run's folder: resuming after a kill at any point, what is refused, what a step prints, the command line."""
 
 import itertools
-import json
 import os
 import resource
 import shutil
@@ -24,7 +23,7 @@ from command.process import UserError, run_command
 from conftest import configure
 from page import records
 from skills import Skill
-from test_reinforce import SMALL, metrics, weights
+from test_reinforce import metrics, weights
 
 world = test_reinforce.world  # a fixture
 

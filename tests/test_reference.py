@@ -26,15 +26,15 @@ def given(inputs, body="return x * 2") -> Task:
     return small_task("given", body, inputs=inputs)
 
 
-def is_right(reference, function, trials=range(5)) -> list:
+def is_right(reference, function, trials=range(5), text="text") -> list:
     """In which trials does a function of the inputs give what the reference gives?"""
     right = []
     for trial in trials:
-        inputs = reference.inputs("text", trial)
+        inputs = reference.inputs(text, trial)
         reference.load(trial > 0)
-        expected = reference.run(inputs, 1).leaves
-        got = function(*[x.clone() for x in inputs])
-        right.append(compare(expected, named([got]), reference.bounds(trial, trial > 0)) is None)
+        expected = reference.run(inputs, 1)
+        got = expected._replace(leaves=named([function(*[x.clone() for x in inputs])]))
+        right.append(reference.mistake(trial, trial > 0, inputs, {}, expected, got) is None)
     return right
 
 
@@ -213,6 +213,15 @@ def test_honest_results_are_right_with_any_secret(load):
         assert all(is_right(steps, lambda x: torch.round(x * (127 / x.abs().amax(1, keepdim=True)))))
         index = load(given("torch.randn(64, 64)", "return x.softmax(1).argmax(1)"), bytes([secret]))
         assert all(is_right(index, lambda x: (x - x.amax(1, keepdim=True)).exp().argmax(1)))
+
+
+def test_where_the_output_is_noise_for_these_inputs_alone_the_bound_follows(load):
+    """A sum that telescopes, and rows whose first and last value are zero."""
+    body = "x = x.diff(dim=1)\n        return torch.nn.functional.gelu(torch.cat([x, x], 1).mean(1))"
+    reference = load(given("torch.randn(32, 640)", body))
+    for text in map(str, range(40)):
+        assert all(is_right(reference, lambda x: torch.nn.functional.gelu((x[:, -1] - x[:, 0]) / 639), text=text))
+        assert not all(is_right(reference, lambda x: torch.nn.functional.gelu((x[:, -1] - x[:, 1]) / 639), text=text))
 
 
 def test_a_float64_twin_of_another_shape_is_not_used(load):

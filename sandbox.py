@@ -45,8 +45,8 @@ What we promise, how we keep it, and what we do not promise:
                a GPU timed inputs are new, and timed outputs are checked, to 1e-2.
          not   Results that native code keeps in memory between the calls of one batch.
     5. The modelled clock ranks honest kernels as a GPU does.
-         how   We publish its rank correlation with measured speedups on new problems, 0.83 (results/). It refuses, by
-               name, an operation without a price.
+         how   We publish its rank correlation with measured speedups on new problems (results/README.md). It refuses,
+               by name, an operation without a price.
          not   Programs written to please the prices, and races between programs of a launch. It is a teaching clock:
                for results use a GPU.
     6. A candidate costs only itself.

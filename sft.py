@@ -87,9 +87,9 @@ class Options:
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
-    executed: int = option(2_000, "problems, and lessons, that are solved over several turns in the sandbox")
-    redundant: int = option(170_000, "examples about redundant operators (synthetic/lessons.py)")
-    lessons: int = option(640_000, "short lessons about them, which are learnt first, once")
+    executed: int = option(1_500, "problems, and lessons, that are solved over several turns in the sandbox")
+    redundant: int = option(100_000, "examples about redundant operators (synthetic/lessons.py)")
+    lessons: int = option(360_000, "short lessons about them, which are learnt first, once")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
     epochs: float = option(3.0, "passes over the examples; with --model 4", above_0=True)
     batch_tokens: int = option(65_536, "tokens of one forward pass, with padding", above_0=True)
@@ -101,6 +101,7 @@ class Options:
 if __name__ == "__main__":
     parse_early(Options, __doc__.split("\n")[0])  # --help and misspelt flags need no torch, whose import takes seconds
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -299,19 +300,18 @@ def collate(members, pad) -> tuple[torch.Tensor, torch.Tensor]:
 
     A target is the next token where it is learnt, and -100 elsewhere.
 
-    >>> import numpy as np
     >>> ids, mask = np.array([5, 6, 7]), np.array([False, True, True])  # 5 was read, 6 and 7 are learnt
     >>> collate([(ids, mask)], pad=0)[1][0, :4].tolist()
     [6, 7, -100, -100]
     """
     width = width_for(max(len(ids) for ids, _ in members))
-    batch, targets = torch.full((len(members), width), pad), torch.full((len(members), width), -100)
+    batch = np.full((len(members), width), pad)
+    targets = np.full((len(members), width), -100)
     for row, (ids, mask) in enumerate(members):
-        ids = torch.from_numpy(ids).long()
         batch[row, :len(ids)] = ids
         # Position p predicts token p + 1: a target where that token is the model's own.
-        targets[row, :len(ids) - 1] = torch.where(torch.from_numpy(mask[1:]), ids[1:], -100)
-    return batch, targets
+        targets[row, :len(ids) - 1] = np.where(mask[1:], ids[1:], -100)
+    return torch.from_numpy(batch), torch.from_numpy(targets)
 
 
 def learning_rate(n, steps, options) -> float:

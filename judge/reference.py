@@ -31,7 +31,7 @@ from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, 
                           domain_of, errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of,
                           sharing, vary, width)
 from judge.verdict import describe
-from tasks import TaskError
+from tasks import TaskError, init_arguments
 
 
 class CudaIsCpu(torch.overrides.TorchFunctionMode):
@@ -103,9 +103,7 @@ class Reference:
         """Construct the model on the CPU, as candidates are: a GPU draws other random values."""
         seed_everything(self.derive("arguments"))
         self.get_inputs = module.get_inputs
-        self.arguments, self.keywords = list(module.get_init_inputs()), {}
-        if list(map(type, self.arguments)) == [list, dict]:  # KernelBook: [arguments, keywords]
-            self.arguments, self.keywords = self.arguments
+        self.arguments, self.keywords = init_arguments(module.get_init_inputs)
         self.seed = self.derive("parameters")
         seed_everything(self.seed)
         self.model = module.Model(*self.arguments, **self.keywords)

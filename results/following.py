@@ -28,8 +28,9 @@ from sandbox import Verdict
 from selector import selection_messages
 from summarizer import summary_messages
 from synthetic import redundant
-from synthetic.lessons import near_miss, reply
-from synthetic.redundant import HELD_OUT, TAUGHT, draw, kernel_text, pair_skill, problem_text
+from synthetic.examples import policy_reply
+from synthetic.lessons import near_miss
+from synthetic.redundant import HELD_OUT, TAUGHT, answer, draw, pair_skill, problem_text
 from tasks import Task
 
 
@@ -47,7 +48,7 @@ def forward_of(code) -> list[str]:
 
 def same(code, program) -> bool:
     """Does the code apply exactly the steps of a program? Its forward and the headings of its kernel say so."""
-    expected = kernel_text(program)
+    expected = answer(program).code
     headings = [re.findall(r"^    # (.*)", text or "", re.MULTILINE) for text in (code, expected)]
     return forward_of(code) == forward_of(expected) and headings[0] == headings[1]
 
@@ -85,7 +86,7 @@ def explores(model, rng, number) -> dict:
         program, task = drawn(rng, pair)
         verdict = Verdict(compiled=True, correct=True, speedup=1.07, coverage=0.2, clock="modelled", reference_ms=0.21,
                           candidate_ms=0.196)
-        messages = next_messages(policy_messages(task, ()), reply(program), verdict)
+        messages = next_messages(policy_messages(task, ()), policy_reply(answer(program)), verdict)
         prompts.append(model.chat_ids(messages))
         programs.append((program, pair))
     codes = [extract_code(r.text) for r in model.sample(prompts, Sampling(700, 1.0))]
@@ -102,7 +103,7 @@ def names(model, rng, number, pairs) -> float:
     for i in range(number):
         pair = pairs[i % len(pairs)]
         program, task = drawn(rng, pair)
-        shown = [(kernel_text(program), 1.1), (kernel_text(program.without({pair})), 3.2)]
+        shown = [(answer(program).code, 1.1), (answer(program.without({pair})).code, 3.2)]
         prompts.append(model.chat_ids(summary_messages(task, (), *shown), UPDATE_TOOL))
         expected.append(redundant.NAME.format(*pair))
     good = 0

@@ -10,13 +10,14 @@
     examples.py     the five kinds of examples
     redundant.py    programs in which an operator may be redundant, and the pairs that no example shows
     lessons.py      examples about them, long and brief ones
+    training.py     the stream of training tasks; no problem that resembles an evaluation problem may be in it
     tiny.py         the tiny model: tokenizer, random weights
 
     operators - program -.- steps - families - wording -.- redundant - examples - lessons - sft.py - tiny
                          '- kernels - planner ---------'
 
 A program is drawn once and printed twice, as a problem and as a solution; neither text is ever read back. To add a
-pointwise operator: a row of `operators.POINTWISE` (and one of `tasks._WRITTEN_OUT` if problems can also spell it with
-other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then trains a model
+pointwise operator: a row of `operators.POINTWISE` (and one of `training._WRITTEN_OUT` if problems can also spell it
+with other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then trains a model
 that knows it.
 """

@@ -33,7 +33,8 @@ from summarizer import summary_messages
 from synthetic.families import draw, task_of
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
 from synthetic.redundant import TAUGHT, pair_skill
-from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
+from synthetic.training import evaluation_fingerprints, unfit
+from tasks import GPU_BATCH_FACTOR, scale_batch
 
 # How often the expert ...
 UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
@@ -69,10 +70,10 @@ def write_skill(name, rng, shown) -> Skill:
     return Skill(t.name, t.description, t.scope, tuple(t.tags), content, None)
 
 
-def policy_reply(answer) -> str:
-    """The techniques of a solution, and its code."""
-    techniques = ", ".join(name for name in TECHNIQUES if name in answer.used) or "a kernel for one operator"
-    return f"Plan: {techniques}.\n\n```python\n{answer.code}```"
+def policy_reply(answer, left_out=()) -> str:
+    """What a solution leaves out (names of skills), its techniques and its code."""
+    named = [*left_out, *(name for name in TECHNIQUES if name in answer.used)] or ["a kernel for one operator"]
+    return f"Plan: {', '.join(named)}.\n\n```python\n{answer.code}```"
 
 
 def tool_reply(name, arguments) -> dict:

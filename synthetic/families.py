@@ -10,12 +10,13 @@ add a family: a function of a draft here, and its row of FAMILIES.
 
 import itertools
 
-from synthetic.operators import LOSSES, PRODUCTS, WRITTEN_LOSSES
+from synthetic.operators import LOSSES, OPERATORS, PRODUCTS, WRITTEN_LOSSES
 from synthetic.program import Draft, Program
-from synthetic.steps import (activation, convolution, formula, linear, maybe, normalization, plain_input, pooling,
-                             reduction, row_operator, scale, steps)
+from synthetic.steps import (activation, convolution, dense, features, formula, linear, maybe, normalization,
+                             parameter, plain_input, pooling, reduction, row_operator, scale, steps)
 from synthetic.wording import dress, problem_text
-from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, elements, evaluation_fingerprints, scale_batch, unfit
+from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
+from tasks import GPU_BATCH_FACTOR, Task, elements, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 
@@ -24,24 +25,37 @@ MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 
 def pointwise(d):
     plain_input(d, 2, 2, 3, 4)
-    if d.chance(0.2):
+    kind = d.pick("one", "one", "one", "formula", "residual", "both")
+    if kind == "formula":
         formula(d, d.another_input())
-    elif d.chance(0.2):
+    elif kind == "residual":
         d.saved = d.another_input()
-    steps(d, d.r.randint(1, 5))
+    elif kind == "both":  # steps of either input, and then both of them
+        other = d.another_input()
+        activation(d)
+        first, d.x, d.variable = d.x, other, other.text
+        steps(d, 1)
+        d.apply("formula", "{y} * {x}", "{y} * {x}", "{x} + {y}", "{y} - {x}", y=first)
+    steps(d, d.r.randint(kind != "both", 4))
 
 
 def linear_chain(d):
     linear(d)
+    if d.chance(0.25) and len(d.shape) == 2:
+        normalization(d)
     steps(d, d.r.randint(1, 4), saves=0.25)
+    if d.chance(0.2):
+        for _ in range(d.pick(1, 1, 2)):
+            dense(d, "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", d.near(64, 128, 256))
+            steps(d, d.r.randint(0, 2))
     if d.chance(0.35):
         d.pick(row_operator, reduction)(d)
-        steps(d, d.r.randint(0, 1))
+        maybe(d)
 
 
 def convolution_chain(d):
     convolution(d)
-    if d.chance(0.3):
+    if d.chance(0.4):
         normalization(d)
     steps(d, d.r.randint(1, 4), saves=0.15)
     if d.chance(0.2) and len(d.shape) > 2 and min(d.shape[2:]) > 1:
@@ -52,19 +66,18 @@ def convolution_chain(d):
         maybe(d)
 
 
-def row(d):
-    plain_input(d, 2, 2, 2, 3)
-    before = d.r.randint(0, 2)
-    steps(d, before)
-    row_operator(d)
-    steps(d, d.r.randint(0 if before else 1, 2))
-
-
-def reduced(d):
-    plain_input(d, 2, 2, 3, 4)
-    steps(d, d.r.randint(1, 3))
-    reduction(d)
-    maybe(d, 2)
+def rows(d):
+    """Operators over rows, or reductions of them, among other steps; some rows are put into another order first."""
+    plain_input(d, 2, 2, 2, 3, 3, 4)
+    steps(d, d.r.randint(0, 2))
+    if d.chance(0.15):
+        d.apply(d.pick("sort", "flip", "roll", "cummax", "cummin", "cat", "diff"), d="-1")
+    if len(d.shape) < 4 and d.chance(0.65):
+        row_operator(d)
+        steps(d, d.r.randint(0, 2))
+    else:
+        reduction(d)
+        maybe(d, 2)
 
 
 def any_dimension(d):
@@ -77,47 +90,23 @@ def any_dimension(d):
         maybe(d)
 
 
-def reordered(d):
-    """Rows that PyTorch puts into another order, and what is computed of them: x = torch.sort(x, dim=-1)[0]"""
-    plain_input(d, 2, 2, 3)
-    maybe(d)
-    d.apply(d.pick("sort", "flip", "roll", "cummax", "cummin", "cat"), d="-1")
-    d.pick(row_operator, reduction)(d)
-    maybe(d)
-
-
 def loss(d):
-    """A mean or sum over everything, in one expression or step by step."""
+    """A mean or sum over everything: of torch.nn.functional, written in one expression, or step by step."""
     plain_input(d, 2, 2, 3)
     maybe(d, 2)
     target = d.input(d.dims, f"torch.rand({', '.join(d.dims)})")
-    fields = {"y": target, "c": d.scalar("margin width", d.pick("1.0", "1.5", "0.5"))}
-    at_once = d.chance(0.5)
-    if at_once:
-        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, "t", inline=True)
+    if d.chance(0.5):
+        d.variable = d.new_variable("loss error err cost difference")
+    kind = d.pick("library", "at once", "step by step")
+    if kind == "library":
+        d.apply(d.pick(*LOSSES), y=target)
     else:
-        d.variable = d.name("error err cost difference")
-        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, d.variable)
-        maybe(d)
-    d.apply(d.pick("mean_all", "mean_all", "sum_all"))
-    if d.chance(0.15):
-        scale(d)
-
-
-def library_loss(d):
-    """A loss of torch.nn.functional, of predictions and targets, often between other steps."""
-    plain_input(d, 2)
-    before = d.chance(0.5)
-    name = d.pick(*LOSSES)
-    if before:
-        d.pick(scale, activation, formula)(d)
-    rows, width = d.dims
-    maker = {"cross_entropy": f"torch.randint(0, {width}, ({rows},))",
-             "kl_div": f"torch.rand({rows}, {width}).softmax(dim=-1)"}.get(name, f"torch.rand({rows}, {width})")
-    if name == "kl_div":
-        d.apply("log_softmax", "F.log_softmax({x}, dim={d})", d="-1")
-    d.apply(name, y=d.input(d.dims, maker))
-    if not before or d.chance(0.3):
+        fields = {"y": target, "c": d.scalar("margin width", d.pick("1.0", "1.5", "0.5"))}
+        inline = kind == "at once"
+        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, "t" if inline else d.variable, inline)
+        maybe(d, 0 if inline else 2)
+        d.apply(d.pick("mean_all", "mean_all", "sum_all"))
+    if d.chance(0.3):
         scale(d)
 
 
@@ -125,7 +114,7 @@ def diagonal(d):
     """A product with a diagonal matrix, which a kernel can write as a scaling of the rows."""
     plain_input(d, 2)
     rows = d.dims[0]
-    if d.chance(0.3):
+    if d.chance(0.4):
         weights = d.meta.value(d.attribute("gain weights diagonal", f"nn.Parameter(torch.randn({d.inside(rows)}))"))
     else:
         weights = d.input([rows], f"torch.randn({rows})")
@@ -134,48 +123,104 @@ def diagonal(d):
     steps(d, d.r.randint(1, 3))
 
 
-def skip_connections(d):
-    """Linear layers with a connection around them: skip = x ... x = self.narrow(x), x = x + skip"""
-    linear(d)
-    width = d.size(-1)
-    hidden = d.arg("hidden hidden_dim inner_dim expanded", d.near(64, 128, 256))
-    for _ in range(d.pick(1, 1, 2)):
-        d.saved = d.add("alias", "{x}", {}, d.name("identity residual skip shortcut"))
-        d.layer("linear", "widen up expand fc1 lin1", f"Linear({width}, {hidden})")
+def blocks(d):
+    """A connection around some layers: skip = x ... x = self.conv(x), x = self.norm(x), x = x + skip"""
+    if d.chance(0.5):
+        convolution(d, same=True)
+        if d.chance(0.6):
+            normalization(d)
         activation(d)
-        d.layer("linear", "narrow down project fc2 lin2", f"Linear({hidden}, {width})")
         d.apply("formula", "{x} + {y}", y=d.saved)
+    else:
+        features(d)
+        width, hidden = d.shape[-1], d.near(64, 128, 256)
+        for _ in range(d.pick(1, 1, 2)):
+            d.save()
+            if d.chance(0.7):
+                dense(d, "widen up expand fc1 lin1", hidden)
+                activation(d)
+            dense(d, "narrow down project fc2 lin2", width)
+            maybe(d)
+            d.apply("formula", "{x} + {y}", y=d.saved)
     maybe(d)
-    if d.chance(0.4):
+    if d.chance(0.4) and len(d.shape) < 4:
         row_operator(d)
 
 
 def classifier(d):
-    """A small network for images: a convolution or two, each with pooling behind it, and a linear layer."""
+    """A small network for images: one convolution or two, each with pooling behind it, and a linear layer."""
     convolution(d)
-    steps(d, 1)
-    if min(d.shape[2:]) > 3:
-        pooling(d)
+    rank = len(d.shape) - 2
+    name = d.pick("relu", "gelu", "mish", "silu", "tanh")
+    act = d.layer(name, f"{name} act activation nonlin", OPERATORS[name].layer)
+    pooled = pooling(d) if min(d.shape[2:]) > 3 else None
+    if d.chance(0.4):
+        channels = d.sized("mid_channels channels2 planes", d.pick(8, 16))
+        d.layer("convolution", "conv2 second conv_b", f"Conv{rank}d({d.size(1)}, {channels}, 3, padding=1)")
+        d.apply_layer(name, act)
+        if pooled and min(d.shape[2:]) > 3:
+            d.apply_layer("pooling", pooled)
+    width = " * ".join(map(str, d.shape[1:]))
     d.x = d.add("call", d.pick("torch.flatten({x}, 1)", "{x}.flatten(1)"), {}, d.variable)
     classes = d.arg("num_classes classes n_classes", d.pick(10, 16, 20))
-    d.layer("linear", "fc head classifier out linear", f"Linear({d.shape[1]}, {classes})")
+    d.layer("linear", "fc head classifier out linear", f"Linear({d.pick(width, width, d.shape[1])}, {classes})")
     maybe(d)
     if d.chance(0.6):
         d.apply(d.pick("softmax", "log_softmax"), d="1")
 
 
-def network(d):
-    """A few layers."""
-    linear(d)
-    for _ in range(d.pick(1, 1, 2)):
-        steps(d, d.r.randint(1, 2))
-        n = d.near(64, 128, 256)
-        given = f"{d.size(-1)}, {d.arg('hidden2 out_dim classes width2 d_model', n)}"
-        d.layer("linear", "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", f"Linear({given})")
-        d.sizes[n] = given.split(", ")[1]
-    maybe(d)
+def gated(d):
+    """Two branches that are multiplied: gate = torch.sigmoid(self.gate(x)), x = self.up(x) * gate"""
+    features(d)
+    start, width, wide = d.x, d.shape[-1], d.near(64, 128, 256)
+    saved = d.save() if d.chance(0.4) else None
     if d.chance(0.4):
         row_operator(d)
+        d.pick(parameter, maybe)(d)
+    first, variable = d.x, d.variable
+    d.variable = d.new_variable("gate gates weights scores")
+    dense(d, "gate to_gate gate_proj w1", wide)
+    activation(d, d.pick("sigmoid", "silu", "tanh", "gelu", "sigmoid"))
+    gate = d.x
+    if d.chance(0.3):
+        d.x = d.input([*d.dims[:-1], d.sizes[wide]])
+        d.variable = d.x.text
+    else:
+        d.x, d.variable = first, variable
+        dense(d, "up value values up_proj w3", wide)
+    d.apply("formula", "{x} * {y}", "{x} * {y}", "{y} * {x}", y=gate)
+    if saved or d.chance(0.3):
+        dense(d, "down out proj w2", width)
+    if saved:
+        d.apply("formula", "{x} + {y}", y=saved)
+    elif d.chance(0.5):
+        row_operator(d)
+
+
+def weighted(d):
+    """A tensor scaled by weights that are computed from it: a gate for each channel, or attention over the rows."""
+    plain_input(d, 3, 4)
+    whole, variable, width, hidden = d.x, d.variable, d.shape[1], d.near(8, 16, 32)
+    d.variable = d.new_variable("weights scores gate attention")
+    if len(d.shape) == 4:
+        d.apply("mean", d="(2, 3)", keep="")
+        dense(d, "squeeze reduce fc1", hidden)
+        activation(d)
+        dense(d, "excite expand fc2", width)
+        d.apply("sigmoid")
+        d.x = d.add("call", "{x}[:, :, None, None]", {}, "t", inline=True)
+        last = None
+    else:
+        if d.chance(0.7):
+            dense(d, "score1 hidden_layer proj fc1", hidden)
+            activation(d)
+        d.layer("linear", "score score2 query attn", f"Linear({d.size(-1)}, 1{d.pick('', ', bias=False')})")
+        d.apply("softmax", d="1")
+        last = d.pick("sum", None)
+    weights, d.x, d.variable = d.x, whole, variable
+    d.apply("formula", "{x} * {y}", "{y} * {x}", y=weights)
+    if last:
+        d.apply(last, d="1", keep="")
 
 
 def product(d):
@@ -191,17 +236,16 @@ def product(d):
     other = d.input([names[letter] for letter in second])
     d.apply("product", *spellings, y=other, factors=(a, b))
     if d.chance(0.25):
-        d.apply(d.pick("transpose", "flip", "roll", "tril", "sort"), d=d.pick("0", "-1"))
+        d.apply(d.pick("transpose", "flip", "roll", "tril", "triu", "sort"), d=d.pick("0", "-1"))
     d.pick(formula, activation, scale)(d)
     maybe(d, 2)
 
 
 # Family (of a Task) -> how often it is drawn, and its function.
-FAMILIES = {"pointwise": (24, pointwise), "linear": (20, linear_chain), "convolution": (28, convolution_chain),
-            "row": (18, row), "reduction": (8, reduced), "loss": (7, loss), "diagonal": (5, diagonal),
-            "network": (5, network), "skip": (6, skip_connections), "classifier": (4, classifier),
-            "product": (16, product), "any dimension": (18, any_dimension), "library loss": (8, library_loss),
-            "reordered": (6, reordered)}
+FAMILIES = {"pointwise": (24, pointwise), "linear": (24, linear_chain), "convolution": (26, convolution_chain),
+            "rows": (30, rows), "any dimension": (14, any_dimension), "loss": (14, loss), "diagonal": (5, diagonal),
+            "blocks": (10, blocks), "classifier": (5, classifier), "gated": (7, gated), "weighted": (5, weighted),
+            "product": (14, product)}
 
 
 def draw(seed, clutter=False, families=None, plain=False) -> Program:
@@ -214,8 +258,6 @@ def draw(seed, clutter=False, families=None, plain=False) -> Program:
     d = Draft(seed, clutter, plain)
     family = d.r.choices(list(families), [weight for weight, _ in families.values()])[0]
     families[family][1](d)
-    if not d.program.steps:  # the only step that was drawn does not fit the shape, see opaque_step
-        activation(d)
     dress(d)
     return d.finish(family)
 
@@ -245,6 +287,3 @@ def training_tasks(seed, device="cpu", families=None):
             if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
                 continue
         yield task
-
-
-SYNTHESISED["plain"] = training_tasks  # --tasks plain: without redundant operators

@@ -1,7 +1,7 @@
 """One Triton kernel and the function that launches it, from the steps of a program.
 
     fused    one program for each 1,024 elements; a run of pointwise steps
-    loss     the same, and a partial sum for each program, finished by a short torch sum
+    partial_sums    the same, and a sum for each program; a short torch sum finishes it
     row      one program for each row (last dimension, or all spatial ones), which it holds whole
     sweep    one program for a tile of rows that are read in pieces: long rows, rows along any dimensions, groups of
              channels; a loop for each reduction, and one more if elements are stored
@@ -16,7 +16,7 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
-from synthetic.operators import ALIASES, ARITHMETIC, DEFAULTS, OPERATORS, REDUCTIONS, SCANS
+from synthetic.operators import ALIASES, ARITHMETIC, DEFAULTS, OPERATORS, REDUCTIONS, RESERVED, SCANS
 from synthetic.program import Unsupported, Value, fields_of
 
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
@@ -98,7 +98,7 @@ def {name}_kernel({pointers}, dst_ptr, m, n, k, as_, am, ak, bs, bk, bn{paramete
     idx = (tl.program_id(2) * m + rows[:, None]) * n + cols[None, :]
     mask = (rows[:, None] < m) & (cols[None, :] < n)
     {body}"""
-_TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": ROW, "sweep": _SWEEP, "matmul": _MATMUL}
+_TEMPLATES = {"fused": _ELEMENTS, "partial_sums": _ELEMENTS, "row": ROW, "sweep": _SWEEP, "matmul": _MATMUL}
 
 
 @dataclass
@@ -157,7 +157,7 @@ class Kernel:
         name = first = ["value", *words][-1]
         taken = {operand.name for operand in self.operands.values()}
         if value.text != name:  # not a variable of the program
-            taken |= self.taken
+            taken |= self.taken | RESERVED
         while name in taken:
             name = f"{first}{int(name.removeprefix(first) or 1) + 1}"
         operand = self.operands[value.text] = Operand(name, value.text, value.shape is not None)
@@ -176,7 +176,7 @@ class Kernel:
         if len(shape) > rank or any(shape[i] != self.shape[i] for i in block) or block[1:] and \
                 block[-1] - block[0] >= len(block):
             raise Unsupported
-        masked = ", mask=mask" if self.kind in ("fused", "loss") else ", mask=mask, other=0.0"
+        masked = ", mask=mask" if self.kind in ("fused", "partial_sums") else ", mask=mask, other=0.0"
         if shape == self.shape:
             return f"tl.load({name}_ptr + idx{masked})"
         if not block:
@@ -262,13 +262,13 @@ class Kernel:
             name = "clamp_max" if "max" in keywords else "clamp_min"
         name += "_tanh" * ("approximate" in keywords)
         further = [self.wrapped(argument, values, _ATOM) for argument in arguments[1:]] or DEFAULTS.get(name, ())
-        return self.formula(name, self.repeatable(arguments[0], values), further)
-
-    def formula(self, name, x, further) -> tuple[str, int]:
-        """The value of a function of the table."""
         if name not in OPERATORS or OPERATORS[name].kind != "pointwise":
             raise Unsupported
-        *before, value = [line.format(x=x, **dict(zip("ab", further))) for line in OPERATORS[name].lines]
+        return self.formula(OPERATORS[name].lines, self.repeatable(arguments[0], values), further)
+
+    def formula(self, lines, x, further) -> tuple[str, int]:
+        """The value of a function of the table, of which `lines` are a kernel's lines."""
+        *before, value = [line.format(x=x, **dict(zip("ab", further))) for line in lines]
         for line in before:
             target, _, text = line.partition(" = ")
             self.lines.append(Line(target, text))
@@ -282,7 +282,8 @@ class Kernel:
         if kind == "pointwise":
             self.pointwise(step)
         elif kind == "all":
-            self.lines.append(Line("value", step.operator.lines[0].format(x=self.value(step.source)[0])))
+            x, *targets = (self.value(value)[0] for value in step.operands.values())
+            self.lines.append(Line("value", self.formula(step.operator.lines[:-1], x, targets)[0]))
         elif kind == "matmul":
             for field in "ab":  # the template reads them; elsewhere in the kernel the same tensor is another operand
                 name = self.operand(replace(step.operands[field], shape=None))
@@ -302,7 +303,7 @@ class Kernel:
         first = len(self.lines)
         if "layer" in step.attributes:
             x, *further = (self.value(value)[0] for value in step.operands.values())
-            text = self.formula(step.name, x, further)[0]
+            text = self.formula(step.operator.lines, x, further)[0]
         elif step.name == "diagonal":
             weights = step.operands["y"]
             weights = self.operand(replace(weights, shape=(*weights.shape, 1)))
@@ -359,7 +360,7 @@ class Kernel:
                 text = f"tl.{line.how}({text}, 0)"
             out += [*line.comment, f"{line.target} = {text}"]
         last = self.lines[-1]
-        if self.kind == "loss":
+        if self.kind == "partial_sums":
             out[-1] = f"tl.store(dst_ptr + tl.program_id(0), tl.sum(tl.where(mask, {last.text}, 0.0), 0))"
         elif last.many:
             out.append(f"tl.store(dst_ptr + idx, {last.target}, mask=mask)")
@@ -377,11 +378,8 @@ class Kernel:
                 elements.append(line)
             elif line.how == "number":
                 out += [*line.comment, str(line)]
-            elif line.how in SCANS:  # the next piece goes on from the last element of this one
-                out.append(f"s = tl.full((1, BI), {SCANS[line.how]}, tl.float32)")
-                carry = f"s = tl.sum(tl.where(offs == i + BR - 1, {line.target}, 0.0), 0)[None, :]"
-                text = f"s {'+*'[line.how == 'cumprod']} tl.{line.how}({line.text}, 0)\n        {carry}"
-                elements.append(Line(line.target, text, comment=line.comment))
+            elif line.how in SCANS:
+                raise Unsupported
             else:
                 start, element, join, reduce = REDUCTIONS[line.how]
                 joined = join.format(v=element.format(v=line.text))
@@ -389,8 +387,6 @@ class Kernel:
                 out += [*line.comment, f"acc = tl.full((BR, BI), {start}, {dtype})"]
                 out += [_loop(elements, f"acc = {joined}"), f"{line.target} = {reduce}(acc, 0)[None, :]"]
         numbers = {line.target for line in self.lines if not line.many}
-        if any("\n" in line.text for line in elements) and numbers:
-            raise Unsupported  # the scan would have to begin again
         if not last.many:
             return out + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {last.target}, mask=lane < inner)"]
         if numbers & {line.target for line in elements}:
@@ -410,8 +406,8 @@ class Kernel:
                   "contiguous": "\n    ".join(f"{n} = {n}.contiguous()" for n in full),
                   "sizes": "".join(f", {text.format(main=main)}" for text in self.sizes.values()),
                   "parameters": "".join(f", {size}" for size in self.sizes)}
-        if self.kind == "loss":
-            fields |= {"out": f"{main}.new_empty(triton.cdiv(n, 1024))", "result": self.steps[-1].operator.lines[1]}
+        if self.kind == "partial_sums":
+            fields |= {"out": f"{main}.new_empty(triton.cdiv(n, 1024))", "result": self.steps[-1].operator.lines[-1]}
         elif self.kind == "matmul":
             fields |= {field: self.operands[f"factor {field}"].name for field in "ab"}
         elif self.dims:

@@ -17,6 +17,7 @@ import random
 
 import torch
 
+from chat.calls import extract_code
 from chat.prompts import MOST_SKILLS, SELECT_TOOL, UPDATE_TOOL
 from chat.rows import encode
 from chat.template import Chat
@@ -27,10 +28,9 @@ from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
 from synthetic import redundant
-from synthetic.examples import Example, in_processes, spoil, tool_reply, write_skill
-from synthetic.planner import ALL, TECHNIQUES
-from synthetic.redundant import (HELD_OUT, NAMES, TAUGHT, TORCH, draw, kernel_text, pair_skill, problem_text,
-                                 techniques)
+from synthetic.examples import Example, in_processes, policy_reply, spoil, tool_reply, write_skill
+from synthetic.planner import ALL, TECHNIQUES, Solution
+from synthetic.redundant import HELD_OUT, NAMES, TAUGHT, TORCH, answer, draw, pair_skill, problem_text
 from tasks import Task
 
 EXPLORES = 0.4  # how often a later turn leaves out some step
@@ -41,9 +41,9 @@ TAUGHT_SET = {*TAUGHT}
 YES_OR_NO = {True: "yes", False: "no"}
 
 
-def near_miss(program, rng) -> tuple[str, str]:
+def near_miss(chain, rng) -> tuple[str, str]:
     """A taught pair of which words alone do not tell that it does not fit, or any other one."""
-    names, fitting = [step.name for step in program.steps], {*program.pairs()}
+    names, fitting = chain.names, {*chain.pairs()}
     kind = rng.random()
     if kind < 0.3 and fitting:
         pair = rng.choice(sorted(fitting))[::-1]
@@ -58,47 +58,44 @@ def near_miss(program, rng) -> tuple[str, str]:
     return rng.choice(TAUGHT)
 
 
-def reply(program, left_out=()) -> str:
-    """Plan and code. left_out: the pairs that the plan names."""
-    names = [redundant.NAME.format(*pair) for pair in left_out] + techniques(program)
-    return f"Plan: {', '.join(names)}.\n\n```python\n{kernel_text(program)}```"
-
-
-def brief_reply(program, left_out=()) -> str:
-    """The same as a lesson has it: without the kernel."""
-    names = [redundant.NAME.format(*pair) for pair in left_out] or ["a kernel for one operator"]
-    return f"Plan: {', '.join(names)}.\n\n```python\n{kernel_text(program, brief=True)}```"
-
-
 def kind(role, skills) -> str:
     """The kind of an example, which the diversity filter counts by: of a role, with skills in the prompt or without."""
     return f"{role}+skills" if skills else role
 
 
 class Lesson:
-    """One program of a seed, from which one example is written in a role."""
+    """One chain of a seed, from which one example is written in a role."""
 
     def __init__(self, seed, brief):
         self.rng, self.brief = random.Random(f"lesson {seed} {brief}"), brief
         pair = self.rng.choice(TAUGHT)
         if self.rng.random() >= 0.7:
-            pair = None  # a program without any certain pair
-        self.program = draw(self.rng, pair)
-        self.task = Task(f"lesson/{seed}", 0, problem_text(self.program, self.rng, brief), "redundant")
-        self.reply = reply
-        if brief:
-            self.reply = brief_reply
+            pair = None  # a chain without any certain pair
+        self.chain = draw(self.rng, pair)
+        self.task = Task(f"lesson/{seed}", 0, problem_text(self.chain, self.rng, brief), "redundant")
+
+    def answer(self, chain) -> Solution:
+        """The expert's solution; for brief lessons its class alone."""
+        found = answer(chain)
+        if self.brief:
+            found = found._replace(code=found.code[found.code.index("class "):found.code.index("\ndef row(")])
+        return found
+
+    def reply(self, chain, left_out) -> dict:
+        """The solution as a message. left_out: the pairs that its plan names."""
+        named = [redundant.NAME.format(*pair) for pair in left_out]
+        return {"role": "assistant", "content": policy_reply(self.answer(chain), named)}
 
     def offered(self, most) -> tuple[list[Skill], list]:
-        """(skills in random order, the program's pairs that they name): up to `most`, near misses among them."""
-        rng, pairs = self.rng, self.program.pairs()
+        """(skills in random order, the chain's pairs that they name): up to `most`, near misses among them."""
+        rng, pairs = self.rng, self.chain.pairs()
         number = rng.randint(1, most)
         fitting = []
         if pairs:
             fitting = rng.sample(pairs, min(len(pairs), rng.choice([0, 0, 1, 1, 2]), number))
         others = set()
         for _ in range(number - len(fitting)):
-            others.add(near_miss(self.program, rng))
+            others.add(near_miss(self.chain, rng))
         skills = [pair_skill(pair, rng) for pair in [*fitting, *sorted(others.difference(fitting))]]
         if not self.brief and rng.random() < 0.5:  # the techniques that a run's library has, too
             techniques_offered = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
@@ -118,32 +115,31 @@ class Lesson:
     def policy(self) -> Example:
         """A first turn: what a skill names is left out, and nothing else."""
         skills, left_out = self.offered_at_times(0.8)
-        answer = self.reply(self.program.without({*left_out}), left_out)
-        messages = policy_messages(self.task, skills) + [{"role": "assistant", "content": answer}]
+        messages = policy_messages(self.task, skills) + [self.reply(self.chain.without({*left_out}), left_out)]
         return Example(kind("policy", skills), messages, None, "redundant")
 
     def later(self) -> Example:
         """A second turn, after a correct kernel: it leaves out some step of PyTorch's now and then."""
         skills, left_out = self.offered_at_times(0.3)
-        first = self.program.without({*left_out})
-        messages = next_messages(policy_messages(self.task, skills), self.reply(first, left_out), self.verdict(first))
-        second, left_out = self.explored(first, left_out)
-        messages += [{"role": "assistant", "content": self.reply(second, left_out)}]
+        first = self.chain.without({*left_out})
+        reply = self.reply(first, left_out)["content"]
+        messages = next_messages(policy_messages(self.task, skills), reply, self.verdict(first))
+        messages += [self.reply(*self.explored(first, left_out))]
         return Example(kind("policy", skills), messages, None, "redundant", unlearnt=1)
 
-    def explored(self, program, left_out) -> tuple:
-        """(program, pairs that its plan names), with one step of PyTorch's fewer or, mostly, as they were."""
-        # Leaving out a step may have made neighbours of two operators that are held out as a pair.
-        pairs = [pair for pair in program.pairs() if pair[0] in TORCH and pair not in HELD_OUT]
+    def explored(self, chain, left_out) -> tuple:
+        """(chain, pairs that its plan names), with one call of PyTorch's fewer or, mostly, as they were."""
+        # Leaving out a call may have made neighbours of two operators that are held out as a pair.
+        pairs = [pair for pair in chain.pairs() if pair[0] in TORCH and pair not in HELD_OUT]
         if not pairs or self.rng.random() >= EXPLORES:
-            return program, left_out
+            return chain, left_out
         pair = self.rng.choice(pairs)
-        return program.without({pair}), [*left_out, pair]
+        return chain.without({pair}), [*left_out, pair]
 
-    def verdict(self, program) -> Verdict:
-        """A drawn verdict on a correct kernel, in which all steps of PyTorch's take equally long."""
+    def verdict(self, chain) -> Verdict:
+        """A drawn verdict on a correct kernel, in which all calls of PyTorch's take equally long."""
         rng = self.rng
-        names = [step.name for step in program.steps[:program.torch_run]]
+        names = [name for name in chain.names if name in TORCH]
         coverage = 1.0
         if names:
             coverage = rng.uniform(0.05, 0.3)
@@ -160,46 +156,45 @@ class Lesson:
         candidates, fitting = self.offered(rng.choice([3, 6, 10, 20]))
         if not self.brief:  # now and then one that fits is passed over: answers differ, and RL can tell them apart
             fitting = [pair for pair in fitting if rng.random() < 0.9]
-        used = {*techniques(self.program)}
         offered = [s.name for s in candidates if s.name in TECHNIQUES]
+        used = answer(self.chain).used
         weighed = []
         for name in offered:
             weighed.append(f"{name} {YES_OR_NO[name in used]}")
-        for a, b in dict.fromkeys(self.program.pairs()):
+        for a, b in dict.fromkeys(self.chain.pairs()):
             weighed.append(f"{a} before {b} {YES_OR_NO[(a, b) in fitting]}")
         chosen = [(redundant.NAME.format(a, b), f"`{a}` stands directly before `{b}`.") for a, b in fitting]
         chosen += [(name, "It has work here.") for name in offered if name in used]
         chosen = chosen[:MOST_SKILLS]
-        applied = ", ".join(step.name for step in self.program.steps)
-        arguments = {"think": f"The forward applies {applied}. {', '.join(weighed)}.",
+        arguments = {"think": f"The forward applies {', '.join(self.chain.names)}. {', '.join(weighed)}.",
                      "selected_skills": [{"name": name, "reason": reason} for name, reason in chosen]}
         messages = selection_messages(self.task, candidates) + [tool_reply("select_skills", arguments)]
         return Example("selection", messages, SELECT_TOOL, "redundant", skills=tuple(name for name, _ in chosen))
 
     def summary(self) -> Example | None:
-        """The pair by which the best kernel differs from the first, as a skill; None if the program has none."""
-        rng, program = self.rng, self.program
-        if not program.pairs():
+        """The pair by which the best kernel differs from the first, as a skill; None if the chain has none."""
+        rng, chain = self.rng, self.chain
+        if not chain.pairs():
             return None
         skills, before = self.offered_at_times(0.4)
-        first = program.without({*before})
-        pairs = [pair for pair in first.pairs() if pair in program.pairs()]
+        first = chain.without({*before})
+        pairs = [pair for pair in first.pairs() if pair in chain.pairs()]
         if not pairs:
             return None
         pair = rng.choice(pairs)
         speedup = rng.uniform(0.9, 2)
-        shown = [(kernel_text(first, self.brief), speedup),
-                 (kernel_text(first.without({pair}), self.brief), speedup * rng.uniform(1.3, 6))]
+        shown = [(self.answer(first).code, speedup),
+                 (self.answer(first.without({pair})).code, speedup * rng.uniform(1.3, 6))]
         if not self.brief and rng.random() < OTHER_PAIR:
-            pair = rng.choice(program.pairs())
-        messages = summary_messages(self.task, skills, *shown) + [summary_reply(program, pair, rng)]
+            pair = rng.choice(chain.pairs())
+        messages = summary_messages(self.task, skills, *shown) + [summary_reply(chain, pair, rng)]
         return Example(kind("summary", skills), messages, UPDATE_TOOL, "redundant")
 
     def executed(self, sandbox) -> Example | None:
         """A trajectory of two or three turns with real verdicts; later turns explore now and then."""
         rng = self.rng
         skills, left_out = self.offered_at_times(0.3)
-        plain = self.program.without({*left_out}), left_out
+        plain = self.chain.without({*left_out}), left_out
         turns = [plain]
         broken = rng.random() < BROKEN_FIRST
         for _ in range(rng.choice([1, 1, 2])):
@@ -207,16 +202,16 @@ class Lesson:
                 turns.append(plain)
             else:
                 turns.append(self.explored(*plain))
-        replies = [reply(*turn) for turn in turns]
+        replies = [self.reply(*turn)["content"] for turn in turns]
         if broken:
             replies[0] = spoil(replies[0], rng)
-        verdicts = sandbox.score(self.task, [text.split("```python\n")[1].split("```")[0] for text in replies])
+        verdicts = sandbox.score(self.task, [extract_code(text) for text in replies])
         if not broken and not verdicts[0].correct:
             return None  # an unfit problem
         messages = policy_messages(self.task, skills)
         for text, verdict in zip(replies[:-1], verdicts):
             messages = next_messages(messages, text, verdict)
-        messages = messages + [{"role": "assistant", "content": replies[-1]}]
+        messages += [{"role": "assistant", "content": replies[-1]}]
         return Example(kind("policy", skills), messages, None, "redundant", unlearnt=int(broken))
 
     def write(self) -> Example | None:
@@ -225,11 +220,10 @@ class Lesson:
         return role()
 
 
-def summary_reply(program, pair, rng) -> dict:
+def summary_reply(chain, pair, rng) -> dict:
     """Summary's call: the skill of a pair, with the problem's own lines as its example."""
-    x = program.variable
-    places = [i for i, two in enumerate(zip(program.steps, program.steps[1:])) if (two[0].name, two[1].name) == pair]
-    lines = [f"{x} = {step.text.format(x=x)}" for step in program.steps[places[0]:places[0] + 2]]
+    place = [*zip(chain.names, chain.names[1:])].index(pair)
+    lines = chain.lines[place:place + 2]
     skill = pair_skill(pair, rng, lines)
     entry = {"name": skill.name, "description": skill.description, "scope": skill.scope, "tags": list(skill.tags),
              "content": skill.content}

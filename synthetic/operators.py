@@ -5,7 +5,7 @@ dimension, and {keep} is ", keepdim=True" or nothing. The lines of a kernel are 
 expressions, a line each: of the functions in POINTWISE and of Python's operators.)
 
 To add a pointwise operator: a row of POINTWISE. If problems can also spell it with other operators,
-`tasks._WRITTEN_OUT` has to say so, or we could train on a near-duplicate of an evaluation problem.
+`training._WRITTEN_OUT` has to say so, or we could train on a near-duplicate of an evaluation problem.
 """
 
 import ast
@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FORMULAS = Path(__file__).with_name("formulas.txt").read_text().splitlines()
-# Variables that kernels use for themselves. Problems get no such names, so that nothing has to be renamed.
+# Names that kernels and the functions beside them use for themselves. No variable of a problem is called so.
 RESERVED = set("idx mask offs start cols rows n m k i a b d e q s u t v w inner lane width grid acc dst mu var value "
-               "tl triton as_ am ak bs bk bn a_index b_index BM BN BK BR BI BLOCK fused row sweep loss matmul".split())
+               "tl triton as_ am ak bs bk bn a_index b_index BM BN BK BR BI BLOCK fused row sweep matmul "
+               "partial_sums".split())
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,6 @@ class Operator:
     technique: str = ""  # that lets a kernel compute it
     numbers: dict = field(default_factory=dict)  # field of a spelling -> (what it may be called, values)
     common: bool = False  # drawn more often
-    definition: tuple = ()  # the same in simpler operators, see COMPOSED
 
 
 def _pointwise(lines, *spellings, **more) -> Operator:
@@ -83,8 +83,8 @@ POINTWISE = {
                       "F.elu({x}, {c})", "F.elu({x})", layer="ELU({c})", reads={"a": "alpha"}, numbers=_SLOPE),
     "clamp": _pointwise("tl.minimum(tl.maximum({x}, {a}), {b})", "torch.clamp({x}, {c}, {h})", "{x}.clamp({c}, {h})",
                         "torch.clamp({x}, min={c}, max={h})", "F.hardtanh({x}, {c}, {h})", "torch.clamp({x}, min={c})",
+                        "torch.clamp({x}, -{h}, {h})", "torch.clamp({x}, min=-{h}, max={h})",
                         layer="Hardtanh({c}, {h})", reads={"a": "min_val", "b": "max_val"}, numbers=_BOUNDS),
-    "smooth_l1_loss": _pointwise(("d = tl.abs({x} - {a})", "tl.where(d < 1.0, 0.5 * d * d, d - 0.5)")),
     "formula": _pointwise((), *FORMULAS, numbers={"c": ("alpha scale c0", "0.5 0.25 1.5 2.0")}),
 }
 # Functions that stand in formulas only.
@@ -97,8 +97,7 @@ _LINES = {
     "cos": "tl.cos({x})", "erf": "tl.erf({x})", "lerp": "{x} + {b} * ({a} - {x})", "addcmul": "{x} + {a} * {b}",
     "threshold": "tl.where({x} > {a}, {x}, {b})", "where": "tl.where({x}, {a}, {b})",
     "masked_fill": "tl.where({a}, {b}, {x})",
-    "logaddexp": "tl.maximum({x}, {a}) + tl.log(1.0 + tl.exp(-tl.abs({x} - {a})))",
-    "binary_cross_entropy_with_logits": "tl.maximum({x}, 0.0) - {x} * {a} + tl.log(1.0 + tl.exp(-tl.abs({x})))"}
+    "logaddexp": "tl.maximum({x}, {a}) + tl.log(1.0 + tl.exp(-tl.abs({x} - {a})))"}
 POINTWISE |= {name: _pointwise(line) for name, line in _LINES.items()}
 # Other names of functions; functions that do what an operator of Python does; arguments that a spelling may leave out.
 ALIASES = {"hardtanh": "clamp", "negative": "neg"}
@@ -112,7 +111,7 @@ REDUCTIONS = {
     "max": ('float("-inf")', 'tl.where(mask, {v}, float("-inf"))', "tl.maximum(acc, {v})", "tl.max"),
     "min": ('float("inf")', 'tl.where(mask, {v}, float("inf"))', "tl.minimum(acc, {v})", "tl.min"),
     "first": ("2147483647", "tl.where(mask & ({v}), offs, 2147483647)", "tl.minimum(acc, {v})", "tl.min")}
-SCANS = {"cumsum": "0.0", "cumprod": "1.0"}  # running ones, and what they begin with
+SCANS = ("cumsum", "cumprod")  # running ones: only in a kernel that holds the whole row
 
 _LARGEST = "{m} = max: {x}"
 _SPREAD = ("{s} = sum: {x}", "{d} = {x} - {s} / cols", "{q} = sum: {d} * {d}")  # two passes: accurate for any offset
@@ -160,7 +159,7 @@ ROWS = {
     "instance_norm": Operator("group", (), _NORMALISED, "InstanceNorm", _LAYER, "one-program-per-group"),
     "batch_norm": Operator("batch", (), ("{t} = ({x} - {mu}) / tl.sqrt({var} + {eps})",), "BatchNorm", _LAYER,
                            "statistics-then-pointwise"),
-    # Reductions to one number: what each element becomes, and what is made of the sum (n: the number of elements).
+    # Reductions to one number: what each element becomes, as in POINTWISE, and what is made of the sum of n elements.
     "mean_all": Operator("all", ("torch.mean({x})", "{x}.mean()"), ("{x}", "dst.sum() / n"), technique=_PARTIAL),
     "sum_all": Operator("all", ("torch.sum({x})", "{x}.sum()"), ("{x}", "dst.sum()"), technique=_PARTIAL),
 }
@@ -172,31 +171,41 @@ def _torch(*spellings) -> Operator:
 
 # What stays PyTorch's. Many change the order of the elements of a row, or make them depend on one another.
 TORCH = {
-    "sort": _torch("torch.sort({x}, dim={d})[0]", "torch.sort({x}, dim={d}).values", "{x}.sort(dim={d})[0]"),
+    "sort": _torch("torch.sort({x}, dim={d})[0]", "{x}.sort(dim={d})[0]", "{x}.sort(dim={d}).values"),
     "flip": _torch("torch.flip({x}, dims=[{d}])", "torch.flip({x}, [{d}])", "{x}.flip({d})"),
-    "roll": _torch("torch.roll({x}, 1, {d})", "{x}.roll(2, {d})", "torch.roll({x}, shifts=3, dims={d})"),
-    "cummax": _torch("torch.cummax({x}, dim={d})[0]", "torch.cummax({x}, dim={d}).values", "{x}.cummax({d})[0]"),
-    "cummin": _torch("torch.cummin({x}, dim={d})[0]", "torch.cummin({x}, dim={d}).values", "{x}.cummin({d})[0]"),
-    "cat": _torch("torch.cat([{x}, {x}], dim={d})", "torch.cat(({x}, {x}), {d})"),
+    "fliplr": _torch("torch.fliplr({x})", "{x}.fliplr()"),
+    "roll": _torch("torch.roll({x}, 3, dims={d})", "{x}.roll(1, dims={d})", "torch.roll({x}, shifts=7, dims={d})"),
+    "cummax": _torch("torch.cummax({x}, dim={d})[0]", "{x}.cummax(dim={d})[0]", "torch.cummax({x}, dim={d}).values"),
+    "cummin": _torch("torch.cummin({x}, dim={d})[0]", "{x}.cummin(dim={d})[0]", "torch.cummin({x}, dim={d}).values"),
+    "tile": _torch("torch.tile({x}, (1, 2))", "{x}.tile((1, 3))"),
+    "repeat": _torch("{x}.repeat(1, 2)", "{x}.repeat(1, 3)"),
+    "repeat_interleave": _torch("torch.repeat_interleave({x}, 2, dim={d})", "{x}.repeat_interleave(2, dim={d})"),
+    "cat": _torch("torch.cat([{x}, {x}], dim={d})", "torch.cat(({x}, {x}), dim={d})"),
+    "pad": _torch("F.pad({x}, (0, 16))", "F.pad({x}, (8, 8))"),
+    "tril": _torch("torch.tril({x})", "{x}.tril()"), "triu": _torch("torch.triu({x})", "{x}.triu()"),
+    "diff": _torch("torch.diff({x}, dim={d})", "{x}.diff(dim={d})"),
+    "topk": _torch("torch.topk({x}, 64, dim={d})[0]", "{x}.topk(32, dim={d})[0]", "torch.topk({x}, k=50).values"),
     "transpose": _torch("{x}.transpose(0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.swapaxes({x}, 0, -1)"),
-    "tril": _torch("torch.tril({x})", "torch.triu({x})", "torch.triu({x}, diagonal=1)"),
     "dropout": _torch("F.dropout({x}, p=0.0)"), "clone": _torch("{x}.clone()", "{x}.contiguous()"),
     "alias": _torch("{x}", "{x}", "{x}.clone()"), "pooling": _torch(), "call": _torch(),  # call: any other expression
     "convolution": Operator("convolution", reads={"bias": "bias"}, technique=_FOLD),
     "conv_transpose": Operator("convolution", reads={"bias": "bias"}, technique=_FOLD),
     "linear": Operator("matmul", reads={"weight": "weight", "bias": "bias"}, technique=_TILE),
     "product": Operator("matmul", technique=_TILE),
+    "bias": Operator("pointwise"),  # of a convolution, which a kernel adds
     "diagonal": Operator("pointwise", ("torch.diag({y}) @ {x}", "torch.matmul(torch.diag({y}), {x})"),
                          technique="diagonal-as-scaling"),
 }
 
 # What problems write as one expression of several operators: variants, each a row of (result, operator, expression). A
-# result is a variable of its own (t, u, v), or "" for the last.
+# result is the variable t, or "" for the last.
 _KEPT = "dim={d}, keepdim=True)"
 COMPOSED = {
     "rms": ((("t", "formula", "{x} ** 2"), ("t", "mean", "torch.mean({t}, " + _KEPT),
              ("", "formula", "{x} / torch.sqrt({t} + {c})")),
             (("t", "formula", "{x}.pow(2)"), ("t", "mean", "{t}.mean(" + _KEPT),
+             ("", "formula", "{x} * torch.rsqrt({t} + {c})")),
+            (("t", "formula", "{x} * {x}"), ("t", "mean", "torch.mean({t}, " + _KEPT),
              ("", "formula", "{x} * torch.rsqrt({t} + {c})"))),
     "l2": ((("t", "norm", "torch.norm({x}, " + _KEPT), ("", "formula", "{x} / {t}")),
            (("t", "norm", "torch.norm({x}, p=2, " + _KEPT), ("", "formula", "{x} / ({t} + 1e-6)"))),
@@ -204,8 +213,6 @@ COMPOSED = {
               (("t", "sum", "{x}.sum(" + _KEPT), ("", "formula", "{x} / ({t} + 1e-6)"))),
     "centre": ((("t", "mean", "torch.mean({x}, " + _KEPT), ("", "formula", "{x} - {t}")),
                (("t", "mean", "{x}.mean(" + _KEPT), ("", "formula", "{x} - {t}"))),
-    "shift_max": ((("t", "amax", "torch.amax({x}, " + _KEPT), ("", "formula", "{x} - {t}")),),
-    "divide_std": ((("t", "std", "torch.std({x}, " + _KEPT), ("", "formula", "{x} / {t}")),),
     "mean_abs": ((("t", "formula", "torch.abs({x})"), ("t", "mean", "torch.mean({t}, " + _KEPT),
                   ("", "formula", "{x} / {t}")),),
     "sum_squares": ((("t", "formula", "{x} * {x}"), ("", "sum", "torch.sum({t}, dim={d}{keep})")),
@@ -213,27 +220,16 @@ COMPOSED = {
     "softmin": ((("t", "formula", "-{x}"), ("", "softmax", "torch.softmax({t}, dim={d})")),),
 }
 
-# Losses of torch.nn.functional, of predictions {x} and targets {y}, each with the simpler operators it is made of.
-_SIMILARITY = (("t", "formula", "{x} * {y}"), ("t", "sum", "torch.sum({t}, dim={d})"),
-               ("u", "norm", "torch.norm({x}, dim={d})"), ("v", "norm", "torch.norm({y}, dim={d})"),
-               ("", "formula", "{t} / torch.clamp({u} * {v}, min=1e-08)"))
-_ENTROPY = (("t", "logsumexp", "torch.logsumexp({x}, dim={d})"),
-            ("u", "call", "{x}.gather(1, {y}.unsqueeze(1)).squeeze(1)"), ("t", "formula", "{t} - {u}"),
-            ("", "mean_all", "torch.mean({t})"))
-_DIVERGENCE = (("t", "formula", "{y} * (torch.log(torch.clamp({y}, min=1e-38)) - {x})"),
-               ("t", "sum_all", "torch.sum({t})"), ("", "call", "{t} / {x}.shape[0]"))
-LOSSES = {"cosine_similarity": Operator("torch", ("F.cosine_similarity({x}, {y}, dim=1)",), definition=_SIMILARITY),
-          "cross_entropy": Operator("torch", ("F.cross_entropy({x}, {y})",), definition=_ENTROPY),
-          "kl_div": Operator("torch", ("F.kl_div({x}, {y}, reduction='batchmean')",), definition=_DIVERGENCE)}
-# The terms of others, and of losses that are written out.
-TERMS = {"mse_loss": "({x} - {y}) ** 2", "l1_loss": "torch.abs({x} - {y})",
-         "smooth_l1_loss": "F.smooth_l1_loss({x}, {y}, reduction='none')",
-         "huber_loss": "F.smooth_l1_loss({x}, {y}, reduction='none')",
-         "binary_cross_entropy_with_logits": "F.binary_cross_entropy_with_logits({x}, {y}, reduction='none')"}
-for _name, _term in TERMS.items():
-    for _total, _more in (("mean", ""), ("sum", ", reduction='sum'")):
-        LOSSES[f"{_name} {_total}"] = Operator("torch", (f"F.{_name}({{x}}, {{y}}{_more})",), definition=(
-            ("t", "formula", _term), ("", f"{_total}_all", f"torch.{_total}({{t}})")))
+# Losses of torch.nn.functional, of predictions {x} and targets {y}: the term of an element ({a}: the target).
+_HUBER = ("d = tl.abs({x} - {a})", "tl.where(d < 1.0, 0.5 * d * d, d - 0.5)")
+_ENTROPY = "tl.maximum({x}, 0.0) - {x} * {a} + tl.log(1.0 + tl.exp(-tl.abs({x})))"
+_TERMS = {"mse_loss": ("d = {x} - {a}", "d * d"), "l1_loss": ("tl.abs({x} - {a})",), "smooth_l1_loss": _HUBER,
+          "huber_loss": _HUBER, "binary_cross_entropy_with_logits": (_ENTROPY,)}
+LOSSES = {}
+for _name, _term in _TERMS.items():
+    LOSSES[_name] = Operator("all", (f"F.{_name}({{x}}, {{y}})",), (*_term, "dst.sum() / n"), technique=_PARTIAL)
+    LOSSES[f"{_name}_sum"] = Operator("all", (f"F.{_name}({{x}}, {{y}}, reduction='sum')",), (*_term, "dst.sum()"),
+                                      technique=_PARTIAL)
 WRITTEN_LOSSES = ("({x} - {y}) ** 2", "torch.abs({x} - {y})", "torch.relu(1 - {x} * {y})", "F.softplus(-{x} * {y})",
                   "torch.sigmoid({x}) * {y}", "torch.clamp({c} - {x} * {y}, min=0)", "torch.abs({x} * {y} - {c})")
 OPERATORS = POINTWISE | ROWS | TORCH | LOSSES

@@ -34,22 +34,19 @@ _UPDATE_RUNNING = """def update_running(norm, x, mu, var):
     norm.num_batches_tracked.add_(1)"""
 IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
             "import triton.language as tl\n")
-_BIAS = "bias of a convolution"  # the part of a step that adds one, see Planner.folded
 # used: names of techniques; shown: technique -> lines of the code that show it.
 Solution = namedtuple("Solution", "code used shown")
 
 
-def solution(program, techniques, leave_out=()) -> Solution | None:
+def solution(program, techniques) -> Solution | None:
     """A ModelNew with the given techniques where they apply. None if no kernel of any kind is possible.
 
-    A solution needs at least one kernel. If the techniques allow none, the first one that would is added. leave_out:
-    indices of steps to drop (Program.without, which raises Unsupported); whether that is right the planner does not
-    know.
+    A solution needs at least one kernel. If the techniques allow none, one pointwise step gets a kernel of its own; if
+    there is no such step, the first technique that allows a kernel is added.
     """
-    if leave_out:
-        program = program.without(leave_out)
-    for forced in [set(), *({name} for name in TECHNIQUES), {"one-program-per-row", "fuse-neighbours-into-row"}]:
-        planner = Planner(program, set(techniques) | forced)
+    added = [set(), set(), *({name} for name in TECHNIQUES), {"one-program-per-row", "fuse-neighbours-into-row"}]
+    for attempt, more in enumerate(added):
+        planner = Planner(program, set(techniques) | more, single=attempt > 0)
         if planner.texts:
             model = "\n".join(model_text(program, planner.forward))
             code = "\n\n".join([f"{IMPORTS}\n{model}", *planner.texts]) + "\n"
@@ -76,11 +73,10 @@ def model_text(program, forward) -> list[str]:
 class Planner:
     """One pass over the steps: at each, the first kind of kernel that fits takes as many as it can."""
 
-    def __init__(self, program: Program, techniques):
+    def __init__(self, program: Program, techniques, single=False):
         self.techniques = techniques
-        self.steps = []
-        for step in program.steps:
-            self.steps += step.simpler or [step]
+        self.single = single  # whether the first pointwise step gets a kernel
+        self.steps = list(program.steps)
         self.variables = {value.text for value, _ in program.inputs} | {step.result.text for step in self.steps}
         self.forward = []  # lines of ModelNew.forward
         self.texts = []  # of the kernels
@@ -135,8 +131,8 @@ class Planner:
         # Note the techniques that the kernel shows, each with lines that show it.
         body = [line for line in "\n".join(kernel.body()).split("\n") if not re.match(" *(for|idx|offs|mask) ", line)]
         steps = [line.strip() for line in body if "tl.load" not in line]
-        own = [step for step in kernel.steps if step.part != _BIAS]
-        if len(own) > 1 + (kernel.kind in ("matmul", "loss")):
+        own = [step for step in kernel.steps if step.name != "bias"]
+        if len(own) > 1 + (kernel.kind in ("matmul", "partial_sums")):
             self.shown.setdefault("fuse-neighbours-into-row" if kernel.dims else "fuse-pointwise-run", steps[:4])
         for step in own:
             if step.operator.technique:
@@ -166,23 +162,23 @@ class Planner:
         """`take` step i and, with the technique, the run of pointwise steps of its shape that follows it."""
         shape, first = self.steps[i].result.shape, i + 1
         end = self.end_of_run(first, lambda step: self.pointwise(step) and step.result.shape == shape)
-        if self.steps[i].part == _BIAS:  # not alone
+        if self.steps[i].name == "bias":  # not alone
             first += 1
         return self.take(kind, i, first, end if "fuse-pointwise-run" in self.techniques else min(first, end), shape)
 
     # ---- kinds of kernels: each returns the step that comes after what it took over, or None
 
     def fused(self, i):
-        """A run of pointwise steps; without the technique only one, and only in a solution without any kernel."""
+        """A run of pointwise steps; without the technique one step, and only if it is the only kernel."""
         step = self.steps[i]
-        wanted = "fuse-pointwise-run" in self.techniques or not self.texts
-        if step.part == _BIAS or wanted and self.pointwise(step):
+        wanted = "fuse-pointwise-run" in self.techniques or self.single and not self.texts
+        if step.name == "bias" or wanted and self.pointwise(step):
             return self.take_with_followers("fused", i)
 
     def rows(self, i):
         """An operator over rows or groups, with its neighbours: a row to a program, or a sweep for other rows."""
         neighbours = "fuse-neighbours-into-row" in self.techniques
-        k = self.end_of_run(i + (self.steps[i].part == _BIAS), lambda step: neighbours and self.pointwise(step))
+        k = self.end_of_run(i + (self.steps[i].name == "bias"), lambda step: neighbours and self.pointwise(step))
         row = self.steps[k] if k < len(self.steps) else None
         if row is None or row.operator.kind not in ("row", "group") or row.operator.technique not in self.techniques:
             return None
@@ -214,7 +210,7 @@ class Planner:
         joins = k - i <= 1 or "fuse-pointwise-run" in self.techniques  # else the last pointwise step joins, no other
         end = self.steps[k] if k < len(self.steps) else self.steps[i]
         if end.operator.kind == "all" and end.operator.technique in self.techniques and joins:
-            return self.take("loss", i, k + 1, k + 1, end.source.shape)
+            return self.take("partial_sums", i, k + 1, k + 1, end.source.shape)
 
     def batch(self, i):
         """Batch norm: mean and variance by torch, the rest in a pointwise kernel."""
@@ -273,8 +269,7 @@ class Planner:
         self.forward.append(without_bias(step))
         if self.steps[j].name != "instance_norm":
             raw = replace(step.result, number=-3 - i)
-            self.steps[i] = Step("formula", "{x} + {y}", {"x": raw, "y": step.operands["bias"]}, {}, step.result,
-                                 part=_BIAS)
+            self.steps[i] = Step("bias", "{x} + {y}", {"x": raw, "y": step.operands["bias"]}, {}, step.result)
             j = self.rows(i) or self.fused(i)
             self.steps[i] = step
         if j is None:

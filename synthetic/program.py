@@ -26,7 +26,7 @@ from synthetic.operators import COMPOSED, OPERATORS, RESERVED, Operator
 WORDS = Path(__file__).with_name("words.txt").read_text().split()
 SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig "
              "lam fac val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
-TEMPORARY = "tuv"  # variables of inline steps; no problem has others of these names
+TEMPORARY = "t"  # the variable of steps inside an expression; no problem has another of this name
 
 
 class Unsupported(Exception):
@@ -52,8 +52,6 @@ class Step:
     attributes: dict  # field -> text; "layer" is the model's attribute, "dims" the first and last dimension of a row
     result: Value
     inline: bool = False  # problems write it inside the next step
-    part: str = ""  # the row of COMPOSED that it belongs to, or its own name
-    simpler: tuple = ()  # the same as simpler steps, where the operator has a definition
 
     @property
     def operator(self) -> Operator:
@@ -95,13 +93,13 @@ class Meta:
         content = self.evaluate(text) if content is None else content
         return Value(text, tuple(content.shape) if isinstance(content, torch.Tensor) else None, self.count)
 
-    def run(self, name, spelling, fields, target, **more) -> Step:
+    def run(self, name, spelling, fields, target, inline=False) -> Step:
         """Run one step. fields: of the spelling, each a Value or a text. Raises whatever torch raises."""
         operands, attributes = {}, {}
         for field_name in fields_of(spelling):
             kind = operands if isinstance(fields[field_name], Value) else attributes
             kind[field_name] = fields[field_name]
-        step = Step(name, spelling, operands, attributes, Value(target), **more)
+        step = Step(name, spelling, operands, attributes, Value(target), inline)
         if attributes.get("layer"):
             operands |= self.layer_values(step)
         if "factors" in fields:  # of a product: expressions such as "{x}.T"
@@ -111,14 +109,8 @@ class Meta:
                 operands[field_name] = self.value(factor.format(**texts))
         if step.operator.kind in ("row", "group"):
             attributes["dims"] = self.dimensions(step, fields.get("d"))
-        content = self.evaluate(step.expression())
-        simpler, known = [], {"d": "1", "keep": ""} | fields
-        for variable, operator, expression in step.operator.definition:
-            simpler.append(self.run(operator, expression, known, variable or target))
-            known[variable] = simpler[-1].result
-        self.space[target] = content
-        result = simpler[-1].result if simpler else self.value(target, content)
-        return replace(step, result=result, simpler=tuple(simpler))
+        content = self.space[target] = self.evaluate(step.expression())
+        return replace(step, result=self.value(target, content))
 
     def layer_values(self, step) -> dict:
         """What a kernel reads of a layer of the model: parameters, in a shape that broadcasts, and numbers."""
@@ -155,17 +147,13 @@ class Program:
     family: str = ""
     steps: list = field(default_factory=list)
     inputs: list = field(default_factory=list)  # (Value, expression in get_inputs)
-    start: dict = field(default_factory=dict)  # what the first step can read: names -> values on the meta device
     args: list = field(default_factory=list)  # constructor arguments: (name, annotation, constant that feeds it)
     defaults: list = field(default_factory=list)  # constructor arguments that nobody passes: (name, value)
     init: list = field(default_factory=list)  # lines of the constructor
     consts: list = field(default_factory=list)  # module-level constants: (name, value)
     annotated: bool = False  # whether arguments have types
+    returned: bool = False  # whether problems return the last step's expression, without a name for it
     signature: str = ""  # of the constructor; "" if there is none
-
-    @property
-    def result(self) -> Value:
-        return self.steps[-1].result
 
     @property
     def operators(self) -> list[str]:
@@ -173,47 +161,15 @@ class Program:
         names = ["arithmetic" if step.name == "formula" else step.name for step in self.steps]
         return list(dict.fromkeys(names))
 
-    def places(self, part) -> list[list[int]]:
-        """Each occurrence of an operator, or of a row of COMPOSED, as indices of steps."""
-        found = []
-        for i, step in enumerate(self.steps):
-            if step.part == part and found and found[-1][-1] == i - 1 and self.steps[i - 1].inline:
-                found[-1].append(i)
-            elif step.part == part:
-                found.append([i])
-        return found
-
-    def without(self, indices) -> "Program":
-        """The program without some of its steps: what read their results reads what they were about.
-
-        Whether it still computes the same, nobody knows. Raises Unsupported if it does not run.
-        """
-        meta, instead, steps = Meta(dict(self.start), self.result.number), {}, []
-        holds = {value.text: value.number for value, _ in self.inputs}  # variable -> number of the value in it
-        for i, step in enumerate(self.steps):
-            fields = {name: instead.get(value.number, value) for name, value in step.operands.items()}
-            if i in indices:
-                instead[step.result.number] = next(iter(fields.values()))
-                continue
-            if [value for value in fields.values() if holds.get(value.text, value.number) != value.number]:
-                raise Unsupported(f"{step}: a variable that it reads has been overwritten by then")
-            try:
-                again = meta.run(step.name, step.spelling, fields | step.attributes, step.result.text,
-                                 inline=step.inline, part=step.part)
-            except (RuntimeError, IndexError, ValueError, TypeError) as error:
-                raise Unsupported(f"{step}: {error}") from None
-            instead[step.result.number] = again.result
-            holds[again.result.text] = again.result.number
-            steps.append(again)
-        if not steps:
-            raise Unsupported("no step is left")
-        return replace(self, steps=steps)
-
 
 # Names that problems are full of. What one stands for says its definition, not the name.
-_USUAL = ("gemm linear conv conv_transpose bn norm ln fc pool max_pool gap act relu gelu softmax hardtanh dropout "
+_USUAL = ("gemm linear conv conv_transpose bn norm loss ln fc pool max_pool gap act relu gelu softmax hardtanh dropout "
           "scaling_factor add_value subtract_value multiply_value divide_value divisor constant_value min_value "
           "max_value sum_tensor multiplier weight bias scale dim").split()
+
+
+# What the second input of forward may be called.
+_OTHERS = "y other target targets labels outcomes gate skip weights keys values context"
 
 
 class Draft:
@@ -228,10 +184,10 @@ class Draft:
     def __init__(self, seed, clutter=False, plain=False):
         self.r, self.meta, self.program = random.Random(f"program {seed}"), Meta(), Program(seed, clutter)
         self.clutter, self.plain = clutter, plain
-        self.used = {"torch", "nn", "F", "Model", "math", "self", *TEMPORARY, *RESERVED, *keyword.kwlist}
+        self.used = {"torch", "nn", "F", "Model", "math", "self", TEMPORARY, *keyword.kwlist}
         self.used.update(dir(nn.Module))
-        usual = "x x x x x x x x A A inputs inp feats"
-        self.variable = self.pick(*usual.split()) if self.chance(0.7) else self.name(usual)
+        usual = "x x x x x x x x A A inputs inp feats tokens signal scores logits"
+        self.variable = self.pick(*usual.split()) if self.chance(0.7) else self.new_variable(usual)
         self.used |= {self.variable, "B"}
         self.x = None  # the current tensor
         self.saved = None  # another tensor, for a residual step
@@ -239,6 +195,7 @@ class Draft:
         self.sizes = {}  # size of a dimension -> a name for it that constructors may use
         self.rows_last = True  # whether a broadcast parameter of a 3-D tensor is over the last dimension
         self.rename = self.pick(0, 0, 0, 0.1, 0.4, 1)  # how often a result gets a variable of its own
+        self.literal = self.pick(0, 0, 0, 0, 0.1, 0.8)  # how often a layer's size is a literal
 
     def chance(self, p) -> bool:
         return self.r.random() < p
@@ -261,10 +218,10 @@ class Draft:
             return "_".join(self.r.choices(WORDS, k=self.pick(1, 1, 2))) + self.pick("", "", "", "1", "2")
         return "".join(self.r.choices("abcdefghijklmnopqrstuvwxyzaeiouaeiou", k=self.r.randint(3, 10)))
 
-    def name(self, options) -> str:
+    def name(self, options, reserved=()) -> str:
         """An unused identifier: one of `options`, a string of usual ones, or now and then something else.
 
-        draft.name("batch_size N B")    batch_size, N or B; if they are taken, such as N_lo
+        draft.name("batch_size N B")    batch_size, N or B; if they are taken or `reserved`, such as N_lo
         """
         name, odd = self.r.choice(options.split()), 0 if self.plain else self.r.random()
         if odd > (0.7 if self.clutter else 0.85):
@@ -273,10 +230,14 @@ class Draft:
             name = self.r.choice(_USUAL)
         elif odd > 0.45 and self.program.args:  # one that begins as another does: pool_size, pool_stride
             name = self.r.choice(self.program.args)[0].split("_")[0] + "_" + name
-        while name in self.used:
+        while name in self.used or name in reserved:
             name += self.pick("2", "3", "_b") if self.plain else "_" + self.r.choice(SYLLABLES)
         self.used.add(name)
         return name
+
+    def new_variable(self, options) -> str:
+        """An unused identifier for a tensor or a number in forward, which kernels may use, too."""
+        return self.name(options, RESERVED)
 
     # ---- constants, constructor arguments, attributes
 
@@ -294,10 +255,14 @@ class Draft:
         return name
 
     def inside(self, name) -> str:
-        """Make a module-level constant known to the constructor, so that `ModelNew` can be built from its arguments."""
-        if (name, "int", name) not in self.program.args:
+        """Make a module-level constant known to the constructor, if it is one and no literal."""
+        if name.isidentifier() and (name, "int", name) not in self.program.args:
             self.program.args.append((name, "int", name))
         return name
+
+    def sized(self, options, value) -> str:
+        """A size in the constructor: an argument, or in some problems a literal."""
+        return str(value) if self.chance(self.literal) else self.arg(options, value)
 
     def size(self, i) -> str:
         """How the constructor can name the size of dimension i of the current tensor."""
@@ -345,7 +310,7 @@ class Draft:
         """A tensor among the inputs of forward. dims: expressions; maker: what makes it, torch.randn(dims) or so."""
         inputs, name = self.program.inputs, self.variable
         if inputs:
-            name = "B" if self.variable == "A" and len(inputs) == 1 else self.name("y other target targets labels")
+            name = "B" if self.variable == "A" and len(inputs) == 1 else self.new_variable(_OTHERS)
         if not maker:
             maker = f"{self.pick('torch.randn', 'torch.rand', 'torch.randn')}({', '.join(dims)})"
             if self.clutter and "randn" in maker and self.chance(0.12):
@@ -363,47 +328,79 @@ class Draft:
     def next_name(self) -> str:
         """The variable of the next result: mostly the one that the current tensor has."""
         if self.chance(self.rename):
-            self.variable = self.name("out y h z hidden logits scores features result")
+            self.variable = self.new_variable("out y h z hidden logits scores features result")
         return self.variable
 
-    def add(self, name, spelling, fields, target, inline=False, part="") -> Value:
+    def add(self, name, spelling, fields, target, inline=False) -> Value:
         """A step of any kind, which does not become the current tensor."""
         fields = {"x": self.x, "keep": ""} | fields
         for field_name, (options, values) in OPERATORS[name].numbers.items():
             if field_name in fields_of(spelling) and field_name not in fields:
                 fields[field_name] = self.scalar(options, self.pick(*values.split()))
-        step = self.meta.run(name, spelling, fields, target, inline=inline, part=part or name)
+        step = self.meta.run(name, spelling, fields, target, inline)
         self.program.steps.append(step)
         return step.result
 
-    def apply(self, name, *spellings, **fields) -> Value:
-        """The next operator, a row of the table, in one of these spellings or of its own, or as a layer."""
+    def apply(self, name, *spellings, **fields):
+        """The next operator, a row of OPERATORS or COMPOSED, in one of these spellings or of its own, or as a layer."""
+        if name in COMPOSED:
+            return self.compose(name, fields)
         operator = OPERATORS[name]
         if operator.layer and not spellings and self.chance(0.4):
             given = dict(fields)
             for field_name, (options, values) in operator.numbers.items():
                 given[field_name] = self.arg(options, self.pick(*values.split()), "float")
-            return self.layer(name, f"{name} act activation nonlin", operator.layer.format(**given), **fields)
-        self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())
-        return self.x
+            self.layer(name, f"{name} act activation nonlin", operator.layer.format(**given), **fields)
+        else:
+            self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())
 
-    def layer(self, name, options, constructor, **fields) -> Value:
-        """The next operator as a layer of torch.nn, kept on self under one of `options`."""
+    def layer(self, name, options, constructor, **fields) -> str:
+        """The next operator as a layer of torch.nn, kept on self under one of `options`. Returns where: self.act"""
         path = self.attribute(options, f"nn.{constructor}")
-        self.x = self.add(name, "{layer}({x})", {"layer": path, **fields}, self.next_name())
-        return self.x
+        self.apply_layer(name, path, **fields)
+        return path
 
-    def compose(self, name, **fields) -> Value:
+    def apply_layer(self, name, path, **fields):
+        """Apply a layer, for the first time or again."""
+        self.x = self.add(name, "{layer}({x})", {"layer": path, **fields}, self.next_name())
+
+    def save(self) -> Value:
+        """Keep the current tensor under a second name, for a connection around what follows: residual = x"""
+        self.saved = self.add("alias", self.pick(*OPERATORS["alias"].spellings), {},
+                              self.new_variable("identity residual skip shortcut"))
+        return self.saved
+
+    def compose(self, name, fields):
         """A row of COMPOSED: several steps, which problems write as one expression."""
         for variable, operator, spelling in self.pick(*COMPOSED[name]):
             target = variable or self.next_name()
-            fields[variable] = self.add(operator, spelling, fields, target, bool(variable), name)
+            fields[variable] = self.add(operator, spelling, fields, target, bool(variable))
         self.x = fields[""]
-        return self.x
 
     def finish(self, family) -> Program:
-        """The finished program. family: what kind of problem it is."""
-        start = {name: value for name, value in self.meta.space.items() if name not in TEMPORARY}
-        for value, maker in self.program.inputs:
-            start[value.text] = self.meta.evaluate(maker)
-        return replace(self.program, family=family, start=start)
+        """The finished program. family: what kind of problem it is.
+
+        Some problems write one step inside the next: y = F.relu(self.fc(x)). The inner result then has the name of the
+        outer one, since a model that reads the problem could not know another. For the same reason a result that is
+        returned without a name is called x, like its operand, or out.
+        """
+        steps, nesting = self.program.steps, self.pick(0, 0, 0.15, 0.4, 0.8)
+        returned, last = self.chance(0.25), steps[-1]
+        if returned and last.result.text != last.source.text:
+            steps[-1] = replace(last, result=replace(last.result, text="out"))
+        for i in range(len(steps) - 1, 0, -1):
+            before, step = steps[i - 1:i + 1]
+            if self.fits_inside(before, step) and self.chance(nesting):
+                inner = replace(before.result, text=step.result.text)
+                steps[i - 1] = replace(before, result=inner, inline=True)
+                operands = {name: inner if value == before.result else value for name, value in step.operands.items()}
+                steps[i] = replace(step, operands=operands)
+        return replace(self.program, family=family, returned=returned)
+
+    def fits_inside(self, before, step) -> bool:
+        """Whether problems can write `before` inside the next step, which reads its result once and alone."""
+        readers = [other for other in self.program.steps if before.result in other.operands.values()]
+        others = [value.text for value in step.operands.values() if value != before.result]
+        once = step.spelling.count(f"{{{next(iter(step.operands))}}}") == 1 and step.source == before.result
+        return (readers == [step] and once and step.result.text not in others and before.name != "alias"
+                and not before.inline and "factors" not in step.attributes)

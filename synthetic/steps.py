@@ -3,8 +3,7 @@
 Each is a function of a draft, to which it adds one step or several.
 """
 
-from synthetic.operators import COMPOSED, OPERATORS, POINTWISE
-from synthetic.program import Value
+from synthetic.operators import OPERATORS, POINTWISE
 
 # What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
 _SCALARS = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
@@ -25,7 +24,7 @@ def steps(d, count, saves=0.0):
     saves: how often the current tensor is kept under another name, for a residual step later: identity = x
     """
     if d.chance(saves):
-        d.saved = d.add("alias", d.pick(*OPERATORS["alias"].spellings), {}, d.name("identity residual skip shortcut"))
+        d.save()
     for _ in range(count):
         kinds = [activation] * 7 + [scale] * 3 + [parameter] * 3 + [formula] * 2 + [buffer] * d.clutter
         if d.saved and d.saved.shape == d.shape:
@@ -45,16 +44,9 @@ def formula(d, other=None):
 
 
 def scale(d):
-    """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter: x = 0.5 * x"""
-    sign, value = d.pick("*", "*", "/", "+", "-"), d.number()
-    operand = d.scalar(_SCALARS[sign], value)
-    if d.clutter and d.chance(0.12):
-        operand = Value(d.name(_SCALARS[sign]))
-        d.meta.space[operand.text] = abs(float(value))
-        d.program.inputs.append((operand, str(abs(float(value)))))
-    elif d.clutter and d.chance(0.2):
-        made = d.pick("torch.tensor({})", "torch.tensor([{}])").format(float(value))
-        operand = d.meta.value(d.attribute(_SCALARS[sign], f"nn.Parameter({made})"))
+    """Arithmetic with a number: x = 0.5 * x"""
+    sign = d.pick("*", "*", "/", "+", "-")
+    operand = d.scalar(_SCALARS[sign], d.number())
     d.apply("formula", *["{x} " + sign + " {c}"] * 6, "{c} " + sign.replace("/", "*") + " {x}", c=operand)
 
 
@@ -94,12 +86,9 @@ def residual(d):
 def opaque_step(d):
     """An operator that stays PyTorch's, or whose rows are not the last dimension."""
     kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "amax", "mean")
-    if kind in ("dropout", "clone") or len(d.shape) < 2:
-        d.apply(d.pick("dropout", "clone"))
-    elif kind == "centre":
-        d.compose("centre", d=d.pick("1", "-1", "0"))
-    elif len(d.shape) > 2 or kind in ("softmax", "flip"):
-        d.apply(kind, d="1", keep=", keepdim=True")
+    if len(d.shape) < 2 or len(d.shape) == 2 and kind in ("amax", "mean"):
+        kind = "clone"
+    d.apply(kind, d=d.pick("1", "-1", "0") if kind == "centre" else "1", keep=", keepdim=True")
 
 
 # ---- Rows, reductions, normalisations
@@ -113,13 +102,14 @@ def row_operator(d, dim=""):
     if kind == "layer_norm":
         width = d.arg("normalized_shape norm_shape width", d.shape[-1]) if d.chance(0.4) else d.size(-1)
         eps = f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
-        return d.layer("layer_norm", "norm ln layer_norm", f"LayerNorm({width}{eps})")
+        d.layer("layer_norm", "norm ln layer_norm", f"LayerNorm({width}{eps})")
+        return
     dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
     if kind == "rms":
-        return d.compose("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
+        return d.apply("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
     if kind == "share":
         activation(d, d.pick("sigmoid", "softplus", "exp", "square"))
-    (d.compose if kind in COMPOSED else d.apply)(kind, d=dim)
+    d.apply(kind, d=dim)
 
 
 def reduction(d, dim=""):
@@ -129,7 +119,7 @@ def reduction(d, dim=""):
     name = d.pick("sum", "mean", "amax", "amin", "logsumexp")
     if dim:
         name = d.pick(name, name, "norm", "var", "std", "sum_squares", "argmax", "argmin")
-        return (d.compose if name in COMPOSED else d.apply)(name, d=d.dimension(dim), keep=keep)
+        return d.apply(name, d=d.dimension(dim), keep=keep)
     if rank > 3:
         dims = ", ".join(map(str, range(d.pick(1, 2, 2, 2), rank)))
         return d.apply(name, *OPERATORS[name].spellings[:2], d=d.pick("[{}]", "({})").format(dims), keep=keep)
@@ -138,9 +128,9 @@ def reduction(d, dim=""):
         return d.apply(name, d=dim, keep=keep)
     fields = {"d": dim, "keep": keep}
     one = d.pick("amax", "sum")
-    high = d.add(one, OPERATORS[one].spellings[0], fields, d.name("high top upper total"))
+    high = d.add(one, OPERATORS[one].spellings[0], fields, d.new_variable("high top upper total"))
     two = d.pick("amin", "mean")
-    low = d.add(two, OPERATORS[two].spellings[0], fields, d.name("low bottom lower average"))
+    low = d.add(two, OPERATORS[two].spellings[0], fields, d.new_variable("low bottom lower average"))
     d.apply("formula", "{y} - {z}", "{y} - {z}", "{y} + {z}", "{y} * {z}", y=high, z=low)
 
 
@@ -148,7 +138,7 @@ def normalization(d):
     """Group, instance or batch norm over the channels: self.bn = nn.BatchNorm2d(out_channels)"""
     rank = len(d.shape) - 2
     channels = d.size(1)
-    kind = d.pick("group", "group", "instance", "batch") if rank else "batch"
+    kind = d.pick("group", "group", "instance", "batch", "batch") if rank else "batch"
     made = f"BatchNorm{max(1, rank)}d({channels})"
     if kind == "group":
         groups = d.pick(*(count for count in (1, 2, 4, 8) if d.shape[1] % count == 0))
@@ -159,10 +149,10 @@ def normalization(d):
 
 
 def pooling(d):
-    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2)  ...  x = self.pool(x)"""
+    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2). Returns the layer."""
     k, kind = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2", d.pick("Max", "Avg")
     k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
-    d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
+    return d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
 
 
 def maybe(d, most=1):
@@ -192,20 +182,27 @@ def plain_input(d, *ranks):
     d.input(d.dims)
 
 
+def features(d):
+    """An input of rows of features."""
+    batch = d.const("batch_size N B rows", d.pick(64, 128, 256))
+    n = d.near(32, 64, 128)
+    width = d.arg("in_features input_size in_dim d_in width dim", n)
+    middle = [d.const("tokens seq_len length T", d.pick(8, 16))] if d.chance(0.2) else []
+    d.sizes, d.dims = {n: width}, [batch, *middle, width]
+    d.input(d.dims)
+
+
 def linear(d):
     """A matrix product: a layer, a parameter, or a second input."""
-    n_in = d.pick(32, 64, 128)
-    n_out = d.near(128, 256, 512)
-    batch = d.const("batch_size N B rows", d.pick(64, 128, 256))
-    i = d.arg("in_features input_size in_dim d_in", n_in)
+    features(d)
+    i, n_out = d.dims[-1], d.near(128, 256, 512)
     o = d.arg("out_features output_size hidden_size d_out", n_out)
-    middle = [d.const("tokens seq_len length T", d.pick(8, 16))] if d.chance(0.15) else []
-    d.input([batch, *middle, i])
-    d.sizes, d.dims = {n_out: o}, [batch, *middle, o]
+    d.sizes, d.dims = {n_out: o}, [*d.dims[:-1], o]
     kind = d.pick("layer", "layer", "layer", "layer", "parameter", "input")
     if kind == "layer":
         bias = ", bias=False" if d.chance(0.15) else ""
-        return d.layer("linear", "linear fc gemm proj lin dense", f"Linear({i}, {o}{bias})")
+        d.layer("linear", "linear fc gemm proj lin dense", f"Linear({i}, {o}{bias})")
+        return
     if kind == "parameter":
         factor = d.meta.value(d.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}) * 0.1)"))
     else:  # the second factor is an input, as in a plain matrix product: get_inputs alone uses the sizes
@@ -214,29 +211,44 @@ def linear(d):
     d.apply("product", "torch.matmul({x}, {y})", "{x} @ {y}", y=factor, factors=("{x}", "{y}"))
 
 
-def convolution(d):
-    """A convolution of 1 to 3 dimensions, or a transposed one."""
-    rank = d.pick(2, 2, 2, 2, 3, 1)
-    transposed = d.chance(0.3)
-    kernel = d.pick(3, 3, 3, 1, 2, 5)
-    n_out = d.pick(8, 16, 32)
+def dense(d, options, n):
+    """A linear layer to n features, kept on self under one of `options`."""
+    width = d.size(-1)
+    if n not in d.sizes:
+        d.sizes[n] = d.sized("hidden hidden_dim inner_dim expanded d_model", n)
+    d.layer("linear", options, f"Linear({width}, {d.sizes[n]}{d.pick('', '', '', ', bias=False')})")
+
+
+_OPTIONS = {"stride": (0.3, "int", "1 2"), "padding": (0.35, "int", "1 0 2"), "groups": (0.08, "int", "1"),
+            "dilation": (0.04, "int", "2"), "bias": (0.12, "bool", "False True")}  # how often, type, values
+_EXTENTS = {1: (128, 256), 2: (16, 24, 32), 3: (8, 10)}
+
+
+def convolution(d, same=False):
+    """A convolution of 1 to 3 dimensions, or a transposed one. same: one that keeps the shape, which is saved."""
+    rank, kernel, channels = d.pick(2, 2, 2, 2, 3, 1), d.pick(3, 3, 3, 5, 1, 1 if same else 2), d.pick(8, 16, 32)
     batch = d.const("batch_size batch_size N B", d.pick(2, 4, 8))
-    o = i = d.arg("out_channels out_channels out_ch c_out", n_out)
-    if d.chance(0.93):
-        i = d.arg("in_channels in_channels in_ch c_in", d.pick(3, 4, 8, 16))
-        d.program.args[-2:] = d.program.args[:-3:-1]  # in before out
-    k = str(kernel) if d.chance(0.05) else d.arg("kernel_size kernel_size k ks", kernel)
-    options, stride = "", d.pick(1, 1, 2)
-    for name, value, p in (("stride", stride, 0.3), ("padding", kernel // 2, 0.35), ("groups", 1, 0.08),
-                           ("dilation", 2, 0.06 * (kernel == 3)), ("bias", d.pick("False", "True"), 0.12)):
-        if d.chance(p):
-            value = d.arg(name, value, "bool" if name == "bias" else "int") if d.chance(0.4) else value
-            options += f", {name}={value}"
-    extent = {1: d.pick(128, 256), 2: d.pick(16, 24, 32), 3: d.pick(8, 10)}[rank]
-    sizes = [d.const(options_, extent) for options_ in ("length depth height", "height width H", "width W w")[:rank]]
-    d.sizes, d.rows_last = {n_out: o}, False
+    if same:
+        i = o = d.sized("channels planes dim", channels)
+    else:
+        i = d.sized("in_channels in_channels in_ch c_in", d.pick(1, 3, 4, 8, 16))
+        o = d.sized("out_channels out_channels out_ch c_out", channels)
+    k = d.sized("kernel_size kernel_size k ks", kernel)
+    if rank == 2 and not same and d.chance(0.06):
+        k = d.arg("kernel_size kernel", f"({kernel}, {d.pick(3, 5)})", "tuple")
+    options = d.pick(k, k, f"kernel_size={k}")
+    if same:
+        options += f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}"
+    for name, (share, annotation, values) in _OPTIONS.items():
+        if d.chance(share) and (name == "bias" or not same):
+            value = d.pick(*values.split())
+            options += f", {name}={d.arg(name, value, annotation) if d.chance(0.4) else value}"
+    sizes = [d.const(names, d.pick(*_EXTENTS[rank])) for names in ("depth D", "height H", "width W length")[-rank:]]
+    d.sizes, d.rows_last = {channels: o}, False
     d.input([batch, i, *sizes])
-    name, options_ = "convolution", f"conv conv1 convolution conv{rank}d"
-    if transposed:
-        name, options_ = "conv_transpose", "conv_transpose deconv up conv_t"
-    d.layer(name, options_, f"Conv{'Transpose' * transposed}{rank}d({i}, {o}, {k}{options})")
+    if same:
+        d.save()
+    elif d.chance(0.3):
+        d.layer("conv_transpose", "conv_transpose deconv up conv_t", f"ConvTranspose{rank}d({i}, {o}, {options})")
+        return
+    d.layer("convolution", f"conv conv1 convolution conv{rank}d", f"Conv{rank}d({i}, {o}, {options})")

@@ -10,30 +10,21 @@ import re
 from synthetic.program import SYLLABLES, WORDS
 
 # Layers that a constructor may hold besides what the forward pass uses. {a}, {b}: sizes.
-_UNUSED_LAYERS = (
-    "Conv2d({a}, {b}, {k})", "Linear({a}, {b})", "LSTM({a}, {b}, num_layers={k}, batch_first=True)", "PReLU()",
-    "Embedding({b}, {a})", "Dropout(p=0.{k})", "MaxPool2d(kernel_size={k}, stride={k}, padding=0)", "ZeroPad2d({k})",
-    "AdaptiveAvgPool2d((1, 1))", "Identity()", "BatchNorm2d({a}, eps=1e-5, momentum=0.1)", "LayerNorm([{a}, {b}])",
-    "GroupNorm(1, {a})", "Flatten(start_dim=1)", "Sequential(nn.Linear({a}, {b}), nn.ReLU())",
-    "Upsample(scale_factor={k}, mode='nearest')", "Parameter(torch.randn({a}, 1) * 0.02)",
-    "Conv3d({a}, {b}, ({k}, {k}, {k}), stride=1, padding=1, dilation=1, groups=1, bias=False)")
+_UNUSED_LAYERS = ("Conv2d({a}, {b}, {k})", "Linear({a}, {b})", "LSTM({a}, {b}, num_layers={k}, batch_first=True)",
+                  "Embedding({b}, {a})", "Dropout(p=0.{k})", "MaxPool2d(kernel_size={k}, stride={k}, padding=0)",
+                  "Identity()", "BatchNorm2d({a}, eps=1e-5)", "LayerNorm([{a}, {b}])", "GroupNorm(1, {a})",
+                  "Sequential(nn.Linear({a}, {b}), nn.ReLU())", "Parameter(torch.randn({a}, 1) * 0.02)")
 _UNUSED_VALUES = ("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "[1, 2]")
-_UNUSED_NAMES = ("eps momentum stride padding dilation groups bias dim num_heads dropout_p mode hidden_size num_layers "
-                 "axis pool_size return_indices reduction affine n_embd margin")
-# Names of the leading arguments of layers, which may as well be passed by keyword.
-_ARGUMENTS = {"Conv": "in_channels out_channels kernel_size", "Linear": "in_features out_features",
-              "Group": "num_groups num_channels", "LayerNorm": "normalized_shape", "LeakyReLU": "negative_slope",
-              "Batch": "num_features", "Instance": "num_features", "MaxPool": "kernel_size", "AvgPool": "kernel_size"}
+_UNUSED_NAMES = "eps momentum stride padding dilation groups bias dim num_heads dropout_p mode num_layers axis margin"
 _NOISE = ("`True`.", "1D", "2D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)", "GELU,", "Conv2d,", "x,",
           "A", "GEMM", "-", "Defaults to 1.", "Defaults to None", "[0, 1]")  # what stands in real docstrings
 
 
 def dress(d):
-    """Complete a draft's constructor: arguments and layers that nothing uses, keywords, types."""
+    """Complete a draft's constructor: arguments and layers that nothing uses, types."""
     p = d.program
     if d.clutter or d.chance(0.15):
         _add_unused(d)
-    p.init = [_by_keyword(d, line) for line in p.init]
     p.annotated = d.chance(0.4)
     fields = [f"{name}: {kind}" if p.annotated else name for name, kind, _ in p.args]
     for name, value in p.defaults:
@@ -65,19 +56,6 @@ def _add_unused(d):
         p.init.insert(d.r.randint(0, len(p.init)), f"self.{name} = {layer}")
 
 
-def _by_keyword(d, line) -> str:
-    """A line of the constructor, now and then with keyword arguments in place of positional ones."""
-    layer = re.fullmatch(r"(self\.\w+ = nn\.(\w+)\()([^(\[]*)\)", line)
-    names = [_ARGUMENTS[kind].split() for kind in _ARGUMENTS if layer and layer[2].startswith(kind)]
-    if not names or not d.chance(0.3 if d.clutter else 0.1):
-        return line
-    first, values = d.pick(0, 0, len(names[0]) - 1), layer[3].split(", ")
-    for i, name in enumerate(names[0]):
-        if first <= i < len(values) and "=" not in values[i]:
-            values[i] = f"{name}={values[i]}"
-    return f"{layer[1]}{', '.join(values)})"
-
-
 class Style:
     """How one user writes, drawn from the program's seed."""
 
@@ -85,8 +63,6 @@ class Style:
         self.r = random.Random(f"style {program.seed}")
         self.program = program
         self.clutter = program.clutter
-        self.nesting = self.pick(0, 0, 0.15, 0.4, 0.8)  # how often a line moves into the one that follows it
-        self.width = self.pick(999, 999, 999, 999, 50, 70)  # where the constructor's signature breaks
         self.hollow = self.pick("", "", "    ", "        ")  # what stands on a blank line inside the class
         self.gap = [""] * self.pick(1, 1, 2)  # blank lines between the parts of the file
         self.documented = self.chance(0.65)
@@ -134,26 +110,18 @@ class Style:
         out = []
         for i, step in enumerate(self.program.steps):
             value = step.expression()
-            if out and self.joins(i):
+            if out and self.program.steps[i - 1].inline:
                 before, _, inner = out.pop().partition(" = ")
                 alone = re.search(rf"[(]{before}[,)]", value)  # an argument needs no brackets
                 text = inner if _is_call(inner) or alone else f"({inner})"
                 value = re.sub(rf"(?<![\w.]){before}\b(?!\s*=[^=])", lambda _: text, value)
             out.append(f"{step.result.text} = {value}")
         target, _, value = out[-1].partition(" = ")
-        if self.chance(0.25):
+        if self.program.returned:
             out[-1] = f"return {value}"
         else:
             out.append(f"return {target}")
         return [line + self.comment(0.05) for line in out]
-
-    def joins(self, i) -> bool:
-        """Whether the line before step i moves into it: always if that step is inline."""
-        before, step = self.program.steps[i - 1:i + 1]
-        readers = [other for other in self.program.steps if before.result in other.operands.values()]
-        named = re.findall(rf"(?<![\w.]){before.result.text}\b", step.expression())
-        possible = len(readers) == 1 and readers[0] is step and len(named) == 1
-        return before.inline or possible and before.name != "alias" and self.chance(self.nesting)
 
     def model(self) -> list[str]:
         """The lines of Model."""
@@ -161,15 +129,13 @@ class Style:
         fields = [arg[:2] for arg in program.args]
         out = ["class Model(nn.Module):"] + self.docstring("    ", fields)
         if program.signature:
-            head = f"    def __init__({program.signature}):"
-            out.append(re.sub(rf"(.{{{self.width},}}?), ", r"\1,\n" + " " * 17, head))
+            out.append(f"    def __init__({program.signature}):")
             out += self.docstring("        ", fields) if self.clutter and self.chance(0.3) else []
             out.append("        " + self.pick("super().__init__()", "super(Model, self).__init__()"))
             out += [f"        {line}" + self.comment(0.05) for line in program.init] + [self.hollow]
         arguments = ["self"]
         for value, _ in program.inputs:
-            hint = ": float" if value.shape is None else ": torch.Tensor"
-            arguments.append(value.text + hint * program.annotated)
+            arguments.append(value.text + ": torch.Tensor" * program.annotated)
         out.append(f"    def forward({', '.join(arguments)}){' -> torch.Tensor' * program.annotated}:")
         out += self.docstring("        ", [(value.text, "torch.Tensor") for value, _ in program.inputs])
         return out + [f"        {line}" for line in self.body()]
@@ -177,12 +143,7 @@ class Style:
     def constants_and_inputs(self) -> list[str]:
         """The lines after Model: module-level constants, get_inputs, get_init_inputs."""
         program = self.program
-        equals = self.pick(*[" = "] * 9, "  = ")
-        out = []
-        for i, (name, value) in enumerate(program.consts):
-            if i and value.isdigit() and int(value) % 8 == 0 < int(value) and self.chance(0.08):
-                value = self.pick(f"{int(value) // 4} * 4", f"{int(value) // 2} * 2")
-            out.append(f"{name}{equals}{value}" + self.comment(0.06, 3))
+        out = [f"{name} = {value}" + self.comment(0.06, 3) for name, value in program.consts]
         out += self.gap + ["def get_inputs():"]
         if self.chance(0.6):
             out.append(f"    return [{', '.join(maker for _, maker in program.inputs)}]")

@@ -94,10 +94,10 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
 def test_replies_end_at_the_stop_token_or_the_limit(model):
     with pytest.raises(ValueError, match="without tokens"):
         model.sample([[5], []], Sampling(20))
-    replies = model.sample(PROMPTS * 20, Sampling(200), torch.Generator().manual_seed(0))
+    replies = model.sample(PROMPTS * 8, Sampling(200), torch.Generator().manual_seed(0))
     stop = model.tokenizer.eos_token_id
     ended = [r for r in replies if r.finished]
-    assert 10 < len(ended) < 100  # both kinds occur, or this test shows nothing
+    assert 5 < len(ended) < 40  # both kinds occur, or this test shows nothing
     for reply in replies:
         assert stop not in reply.token_ids[:-1]
         assert (reply.token_ids[-1] == stop) == reply.finished
@@ -138,7 +138,7 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tm
     assert {7, 8} < set(chat.stop_ids) and chat.end == end.convert_tokens_to_ids(["<|im_end|>"])
     chat.save(tmp_path)
     assert Backbone.load(tmp_path).model.generation_config.eos_token_id == chat.stop_ids
-    replies = chat.sample(PROMPTS * 20, Sampling(200), torch.Generator().manual_seed(0))
+    replies = chat.sample(PROMPTS * 10, Sampling(200), torch.Generator().manual_seed(0))
     last = {reply.token_ids[-1] for reply in replies if reply.finished}
     assert len(last) > 1 and last <= set(chat.stop_ids)
     assert not any(set(reply.token_ids[:-1]) & set(chat.stop_ids) for reply in replies)

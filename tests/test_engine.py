@@ -45,7 +45,7 @@ print("all right")
 
 
 @pytest.mark.parametrize("device, dtypes, shapes", [
-    pytest.param("cpu", "[(torch.float32, 1e-5)]", [(2, 4, 2, 16, 70), (1, 3, 1, 40, 33)],
+    pytest.param("cpu", "[(torch.float32, 1e-5)]", [(2, 6, 2, 40, 33)],
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the next one is the real thing")),
     pytest.param("cuda", "[(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]",
                  [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (64, 32, 8, 128, 1300)], marks=needs_gpu)])
@@ -112,7 +112,7 @@ def generator_for(model, seed=7):
     return torch.Generator(model.device).manual_seed(seed)
 
 
-@pytest.mark.parametrize("most", [2, 4, 64])
+@pytest.mark.parametrize("most", [2, 64])
 def test_replies_are_those_of_generate_whatever_was_sampled_before(model, engine, plain, most, monkeypatch):
     """With fewer slots than prompts, each slot goes from one sequence to the next. Every limit is kept."""
     monkeypatch.setattr(engine, "most", most)

@@ -106,7 +106,7 @@ def killed(model_folder, tmp_path_factory):
     (the folder of what they leave, the finished process, when it ended)
     """
     folder = tmp_path_factory.mktemp("killed")
-    given = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "3", "--no-eval"]
+    given = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "3", "--eval", "none"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--", __file__]
     done = subprocess.run([*command, model_folder, folder, *given, "--out", folder / "ranks"], text=True,
                           capture_output=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # there may be fewer

@@ -34,10 +34,11 @@ from synthetic.tiny import random_qwen3, train_tokenizer
 
 def shown_in(code) -> set[str]:
     """Techniques that a kernel shows, told from its text; those that are easy to tell."""
-    kernels = dict(re.findall(r"def (fused|row|sweep|loss|matmul)\d?_kernel\((.*?)(?=\n\S|\Z)", code, re.DOTALL))
+    heading = r"def (fused|row|sweep|partial_sums|matmul)\d?_kernel"
+    kernels = dict(re.findall(heading + r"\((.*?)(?=\n\S|\Z)", code, re.DOTALL))
     steps = {kind: len(re.findall(r"^ +# ", text, re.MULTILINE)) for kind, text in kernels.items()}
     rows = kernels.get("row", "") + kernels.get("sweep", "")
-    shown = {"tile-matmul-tf32x3": "matmul" in kernels, "partial-sums-loss": "loss" in kernels,
+    shown = {"tile-matmul-tf32x3": "matmul" in kernels, "partial-sums-loss": "partial_sums" in kernels,
              "fuse-pointwise-run": steps.get("fused", 0) > 1 or steps.get("matmul", 0) > 1,
              "fuse-neighbours-into-row": max(steps.get("row", 0), steps.get("sweep", 0)) > 1,
              "index-broadcast-parameter": re.search(r"tl\.load\(.* % ", code), "row-scan": "tl.cum" in rows,

@@ -230,27 +230,6 @@ def test_gradients_that_are_not_finite_are_skipped(monkeypatch):
     assert step(parts, 1e-2).isfinite() and not same([before], [list(model.parameters())])
 
 
-@pytest.mark.parametrize("pretrained", [True, False])
-def test_a_step_never_holds_all_logits(monkeypatch, pretrained):
-    """60 tokens of a vocabulary of 5,000, seven at a time: the largest tensor is the head's weight. Same gradients."""
-    data = encoded(5, np.random.default_rng(0))
-    found = []
-    monkeypatch.setattr(fast.train_step.ranks, "clip_gradients",
-                        lambda optimizer, parameters, largest: (found.append([p.grad.clone() for p in parameters]),
-                                                                torch.ones(()))[1])
-    for tokens, largest in ((7, 5000 * 32), (10**6, 5000 * 60)):
-        monkeypatch.setattr(fast.rescore, "CHUNK", tokens * 5000)
-        model = small_model(vocabulary=5000)
-        step = sft.TrainStep(model, pretrained)
-        with LargestTensor(torch.float32) as seen:
-            loss = step([sft.collate(data, 0)], 0.0).item()
-        assert seen.elements == largest
-        want = by_hand(model, data)
-        want.backward()
-        assert loss == pytest.approx(want.item())
-        assert same([found.pop()], [[p.grad for p in model.parameters()]])
-
-
 def test_matrices_that_begin_at_random_are_muons_but_for_the_embedding():
     model = small_model()
     step = sft.TrainStep(model, pretrained=False)

@@ -21,10 +21,9 @@ Two kinds of process do the work, a few judges and one recorder for each candida
                 but no values, and hands back a *program*: operator calls and compiled kernel launches, as data
     judge       has the references, inputs, comparison and clock. It runs programs, never a candidate's Python
 
-A candidate goes through five steps, on both clocks:
+A candidate goes through four steps, on both clocks:
 
-    read        the text
-    record      the forward twice; both programs must be equal
+    record      run the text, record the forward twice; both programs must be equal
     check       in each trial run the program on new inputs, then the reference, and compare
     leave out   each kernel in turn: does it matter?
     time        both sides
@@ -61,8 +60,8 @@ What we promise, how we keep it, and what we do not promise:
                read can be read.
 
 We do not check three things: kernels that only move what PyTorch computed, wrong hints to the compiler, and costs
-without a price, such as cache misses. A candidate is rejected, with a message, if it uses CUDA C++ or custom operators,
-or if it reads values back to the host.
+without a price, such as cache misses. A candidate fails, with a message, if it uses torch.compile, CUDA C++ or custom
+operators, or if it reads values back to the host.
 """
 
 if __name__ == "__main__":

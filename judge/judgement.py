@@ -93,13 +93,14 @@ def check(task, code, candidate, verdict) -> tuple:
             reference.load(perturbed)
         inputs = reference.inputs(code, trial)
         got = candidate.run(trial, inputs)
+        before = reference.changing()
         answer = reference.run(inputs, candidate.seed)
         if set(got.changed) - set(answer.changed):
             raise Failed("changes its input tensors in place", "rejected")
         if set(got.shared) - set(reference.shared):
             raise Failed("an output has no memory of its own: its elements overlap, or it is an input, a parameter or "
                          "another output once more, and the reference's is not")
-        if problem := difference(answer, got, reference.bounds(trial, perturbed)):
+        if problem := reference.mistake(trial, perturbed, inputs, before, answer, got):
             raise Failed(problem)
         first = first or (inputs, answer)
     verdict.correct, verdict.note = True, "; ".join(notes)

@@ -67,8 +67,7 @@ def pretend_gpu(properties):
             setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     torch.version.cuda = torch.version.cuda or "12.8"
     torch.set_default_device = lambda place: None
-    torch.compile = torch.jit.script = torch.jit.trace = refused(
-        "a compiler in place of a kernel", "rejected")  # it would write what the candidate should
+    torch.compile = lambda *_, **__: refused("uses torch.compile in place of a kernel", "rejected")
     no_cuda = refused("CUDA C++ is not judged here: write the kernel in Triton", "compile")
     torch.utils.cpp_extension = sys.modules["torch.utils.cpp_extension"] = types.SimpleNamespace(
         load_inline=no_cuda, load=no_cuda)

@@ -1,11 +1,11 @@
 """What a candidate is compared with: the reference model, its state, and the inputs and bounds of each trial.
 
-Trial 0 uses inputs as the task draws them, the others structured ones (inputs.py). Parameters are perturbed, where the
+Trial 0 uses inputs as the task draws them, the others structured ones (trials.py). Parameters are perturbed, where the
 candidate's are the reference's by name and value, but for the last trial, which has them as constructed. So work that
 rarely matters, or not yet, must still be done. What the reference cannot take is dropped, and `notes` say so.
 
 An Answer has the outputs, the inputs that the reference changes, and the parameters and buffers that it changes. How
-closely a candidate's must agree (comparison.py) follows the reference's own error against float64, which is measured
+closely a candidate's must agree (trials.py) follows the reference's own error against float64, which is measured
 here when a task is loaded.
 """
 
@@ -27,14 +27,11 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, domain_of,
-                          errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary,
-                          width)
+from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, difference,
+                          domain_of, errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of,
+                          sharing, vary, width)
 from judge.verdict import describe
 from tasks import TaskError, init_arguments
-
-
-CHEAP = 1 << 21  # bytes of inputs, outputs and parameters that a task may have in all measured trials, if more than 4
 
 
 class CudaIsCpu(torch.overrides.TorchFunctionMode):
@@ -144,8 +141,17 @@ class Reference:
 
     def load(self, perturbed):
         """Set the model's state. Until the next load, a forward goes on from the buffers that the last one left."""
+        self.restore(self.state(perturbed))
+
+    def restore(self, state):
         for name, tensor in state_of(self.model).items():
-            tensor.detach().copy_(self.state(perturbed)[name])
+            if name in state:
+                tensor.detach().copy_(state[name])
+
+    def changing(self) -> dict:
+        """A copy of the parameters and buffers that a forward changes."""
+        state = state_of(self.model)
+        return {name: state[name].detach().clone() for name in self.changed_state}
 
     def run(self, inputs, seed, model=None) -> Answer:
         """The reference's answer, on copies of the inputs. model: one to be used in place of it."""
@@ -226,6 +232,26 @@ class Reference:
             widths = [max(t, min(MARGIN * t, MOST)) for t in widths]
         return [Bound(t, min(MARGIN * share, MOST), spread=not trial) for t, share in zip(widths, self.jumps)]
 
+    def mistake(self, trial, perturbed, inputs, before, expected, got):
+        """What is wrong with a candidate's Answer in this trial, in one line, or None.
+
+        expected: the reference's Answer; before: what `changing` was when it began. If the two differ on structured
+        inputs, the reference's own errors are measured on just these.
+        """
+        bounds = self.bounds(trial, perturbed)
+        problem = difference(expected, got, bounds)
+        if not problem or not trial:
+            return problem
+        after = self.changing()
+        errors, _ = self.errors(inputs, before, spread=False)
+        self.restore(after)
+        wider = [Bound(max(bound.t, self.width(e, x)), max(bound.share, min(MARGIN * e.share, MOST)), spread=False)
+                 for bound, e, x in zip(bounds, errors, expected.leaves.values())]
+        return difference(expected, got, wider)
+
+    def width(self, error, x) -> float:
+        return width(error.t, x.dtype, self.tolerance)
+
     def choose_perturbation(self):
         """Measure the bounds of trial 0, and perturb parameters in a way that the reference can take."""
         self.load(False)
@@ -233,9 +259,8 @@ class Reference:
         self.load(False)
         if compare(leaves, self.run(self.example, 1).leaves, [Bound(MOST, MOST)] * len(leaves)):
             raise TaskError("its output is random (dropout in training mode?), so no kernel can be compared with it")
-        dtypes = [x.dtype for x in leaves.values()]
         errors, self.missing = self.measure(0, False)
-        constructed = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
+        constructed = list(map(self.width, errors, leaves.values()))
         self.widths = {False: constructed, True: constructed}
         self.jumps = [e.share for e in errors]
         for flip in True, False:
@@ -247,7 +272,7 @@ class Reference:
                 limits = [max(MOST, t) for t in constructed]
                 sound = all(e.t <= t and e.share <= MOST for e, t in zip(errors, limits))
                 if sound and missing <= 2 * self.missing:
-                    self.widths[True] = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
+                    self.widths[True] = list(map(self.width, errors, leaves.values()))
                     self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
                     return
         self.perturbed = self.constructed
@@ -257,9 +282,8 @@ class Reference:
         """Choose the structures of inputs, and their strengths: all of them, but for what the reference cannot take."""
         if all(domain.kind == "fixed" for domain in self.domains):
             return
-        trials = range(1, 1 + min(16, max(4, CHEAP // max(self.size, 1))))
         self.strengths = dict.fromkeys(STRUCTURES, STRENGTH)
-        while self.strengths and (trial := self.first_failure(trials)):
+        while self.strengths and (trial := self.first_failure(1, 2, 3, 4)):
             before = {name: strength for name, strength in self.strengths.items() if name != AS_DRAWN}
             good = self.harmless(before, trial)
             if good == before:  # each by itself is, but not all of them together
@@ -277,18 +301,18 @@ class Reference:
         for name, strength in strengths.items():
             for tried in (strength, WEAK) if name in STRONG else (strength,):
                 self.strengths = {name: tried}
-                if name not in good and not self.first_failure([trial]):
+                if name not in good and not self.first_failure(trial):
                     good[name] = tried
         return good
 
-    def first_failure(self, trials) -> int:
+    def first_failure(self, *trials) -> int:
         """The first of these trials that the reference cannot take, or 0.
 
         It must be as finite and nearly as accurate as in trial 0. As with candidates, parameters are perturbed but for
-        each fourth trial.
+        the last trial.
         """
         for trial in trials:
-            perturbed = trial % 4 > 0
+            perturbed = trial < 4
             try:
                 errors, missing = self.measure(trial, perturbed)
             except Exception:
@@ -302,14 +326,17 @@ class Reference:
         return 0
 
     def measure(self, trial, perturbed) -> tuple:
+        """`errors` on a trial's inputs."""
+        return self.errors(self.inputs("errors", trial), self.state(perturbed), spread=not trial)
+
+    def errors(self, inputs, state, spread) -> tuple:
         """(e and share of jumps of each compared tensor, largest share of one's values that are not finite)."""
-        inputs = self.inputs("errors", trial)
-        self.load(perturbed)
+        self.restore(state)
         leaves = self.run(inputs, 0).leaves
-        exact = self.in_double(inputs, perturbed, leaves)
+        exact = self.in_double(inputs, state, leaves)
         errors, missing = [], 0.0
         for name, x in leaves.items():
-            found = errors_of(x, exact[name], spread=not trial)
+            found = errors_of(x, exact[name], spread)
             jumps = found > MOST
             share = int(jumps.sum()) / max(x.numel(), 1)
             noise = share > 0.5 and not is_exact(x)
@@ -318,14 +345,14 @@ class Reference:
             missing = max(missing, 1 - int(x.isfinite().sum()) / max(x.numel(), 1))
         return errors, missing
 
-    def in_double(self, inputs, perturbed, leaves) -> dict:
+    def in_double(self, inputs, state, leaves) -> dict:
         """What the reference computes in float64 on inputs nearby, or `leaves` where it cannot."""
         before = torch.get_default_dtype()
         result = {}
         try:
             # Where values are equal, indices are ambiguous: that shows if equal values do not stay equal.
             for apart in sorted(set(map(is_exact, leaves.values()))):
-                self.load(perturbed)
+                self.restore(state)
                 twin = copy.deepcopy(self.model)._apply(precise)
                 near = [nearby(x, domain, apart) for x, domain in zip(inputs, self.domains)]
                 torch.set_default_dtype(torch.float64)

@@ -10,8 +10,8 @@ bools must be equal.
         honest kernels lose more digits: 0
     s   their root mean square about m, or a tenth of that about 0 if it is more
     u   2 units in the last place
-    t   in trial 0: max(1e-4, u, min(10 e, 1e-2)); in the others: max(t, min(10 t, 1e-2)). 1e-4 is Settings.tolerance;
-        float64 gets a millionth of it
+    t   in trial 0: max(1e-4, u, min(10 e, 1e-2)); in the others: max(t, min(10 t, 1e-2)), or if that fails what follows
+        from e on just these inputs. 1e-4 is Settings.tolerance; float64 gets a millionth of it
     e   the reference's largest error against float64, on inputs changed by up to 1e-6
 
 A few values may jump, where something is rounded, compared or sorted: if some of the reference's differ in float64, or

@@ -62,9 +62,10 @@ class Step:
         """The operand that the step is about."""
         return next(iter(self.operands.values()))
 
-    def expression(self) -> str:
+    def expression(self, **instead) -> str:
+        """Its torch code. instead: what stands in place of an operand: field=text."""
         texts = {name: value.text for name, value in self.operands.items()}
-        return self.spelling.format(**texts, **self.attributes)
+        return self.spelling.format(**texts | self.attributes | instead)
 
     def __str__(self):
         return f"{self.result.text} = {self.expression()}"

@@ -14,7 +14,7 @@ from chat import prompts
 from chat.calls import extract_code, extract_tool_call, fenced_blocks
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
-from chat_templates import CALLING, GLM_RESPONSE, TEMPLATES, calling_tokenizer, template_tokenizer
+from chat_templates import CALL, CALLING, GLM_RESPONSE, TEMPLATES, calling, calling_tokenizer, template_tokenizer
 from conftest import configure, learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from judge.verdict import KernelTime, Verdict
@@ -120,15 +120,6 @@ def test_a_reply_that_ended_with_another_token_gets_the_templates_end_as_well(to
     chat, stop = Chat(made), made.convert_tokens_to_ids("<|endoftext|>")
     after = chat.next_ids(Completion([5], [6, stop], [], "x", True), [TALK[1], TALK[4] | {"content": "x"}, TALK[5]])
     assert after[:3] == [5, 6, stop] and made.decode(after[3:]) == "<|im_end|>userStill no.<|endoftext|>"
-
-
-CALL = {"think": "It's 'bound' by memory.", "selected_skills": [{"name": "fuse", "reason": "it's two passes"}]}
-
-
-def calling(content="", arguments=CALL, name="select_skills") -> dict:
-    """A reply that calls a tool."""
-    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": content, "tool_calls": [call]}
 
 
 def read(path, chat, *rows) -> list:

@@ -15,7 +15,7 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "
 PANELS = [
     ("Evaluation: redundant operators", "Mean reward on the same problems after every second step, greedy replies.",
      {"with_reward_best": "with the library", "without_reward_best": "without"}),
-    ("Policy: reward", "Mean over rollouts, by the best turn. Each step has other tasks, the evaluation has not.",
+    ("Policy: reward", "Mean over rollouts, by the best turn. Each step has other tasks, the evaluation the same.",
      {"reward_best": "best turn", "eval_reward_best": "evaluation, best turn"}),
     ("Policy: correct and fast", "Share of rollouts by their best turn; Fast_p: correct and more than p times as fast.",
      {"correct": "correct", "fast_1": "Fast_1", "fast_1.2": "Fast_1.2", "eval_correct": "evaluation, correct",

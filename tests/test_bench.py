@@ -321,18 +321,18 @@ def test_command_end_to_end(tmp_path, command, borrowed):
 
 
 def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusal):
-    for number in (1, 2):
+    link, given = tmp_path / "model", {}
+    for number in (2, 1):
         (tmp_path / f"checkpoint_{number}").mkdir()
-    link = tmp_path / "model"
     link.symlink_to("checkpoint_1")
     arguments = ["--ids", 2, "--samples", 1, "--turns", 1, "--model", link, "--out", tmp_path / "o"]
-    given = {}
     monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: given.update(settings) or Scorer())
+    monkeypatch.setattr(bench, "report", lambda *_: None)
     assert command(*arguments)[0] == 0
     assert (given["tolerance"], given["baseline"]) == (1e-4, "eager")
-    for name, value in (("seed", 1), ("samples", 2), ("no_skills", None), ("tolerance", 0.01)):
-        changed = ["--" + name.replace("_", "-"), value][:1 + bool(value)]
-        assert f"({name} changed)" in refusal(bench.main, "--device", "cpu", *arguments, *changed)
+    for changed in ("--seed 1", "--samples 2", "--no-skills", "--tolerance 0.01"):
+        name = changed.split()[0].removeprefix("--").replace("-", "_")
+        assert f"({name} changed)" in refusal(bench.main, "--device", "cpu", *arguments, *changed.split())
     assert given["tolerance"] == 0.01
     link.unlink()
     link.symlink_to("checkpoint_2")  # the run has gone on

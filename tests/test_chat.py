@@ -256,14 +256,14 @@ def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
 
 
 def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_prompts):
-    picks = {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}
-    function = SELECT_TOOL["function"]
-    assert function["description"] == "Pick the top 3 most apt."
-    assert list(function["parameters"]["properties"]["selected_skills"].items()) == list(picks.items())
-    function = prompts.UPDATE_TOOL["function"]
-    assert function["description"] == "Add with at most 2 skills."
-    new = {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2}
-    assert list(function["parameters"]["properties"]["new_skills"].items()) == list(new.items())
+    for tool, said, name, entry in (
+            (SELECT_TOOL, "Pick the top 3 most apt.", "selected_skills",
+             {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}),
+            (prompts.UPDATE_TOOL, "Add with at most 2 skills.", "new_skills",
+             {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2})):
+        function = tool["function"]
+        assert function["description"] == said
+        assert list(function["parameters"]["properties"][name].items()) == list(entry.items())
 
 
 NO_TIMES = {"num_custom_kernel": 0, "num_total_kernels": 0, "custom_kernel_cuda_time_in_profiling_us": 0,

@@ -67,8 +67,8 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     # One cold start, from rows with tool calls and with several turns.
     talk = next_messages(policy_messages(task, ()), "Plan: a.", Verdict())
     talk.append({"role": "assistant", "content": "Plan: b."})
-    rows = [{"messages": [*selection_messages(task, skills), calling(None)], "tools": [SELECT_TOOL]}, {"messages": talk}]
-    write_lines(tmp_path / "rows.jsonl", *rows)
+    row = {"messages": [*selection_messages(task, skills), calling(None)], "tools": [SELECT_TOOL]}
+    write_lines(tmp_path / "rows.jsonl", row, {"messages": talk})
     assert sft.main(f"--model {source} --data {tmp_path}/rows.jsonl --out {start} --device cpu --epochs 5 "
                     "--batch-tokens 1024 --lr 1e-2".split()) == 0
     history = json.loads((start / "sft.json").read_text())["history"]

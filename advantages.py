@@ -92,7 +92,7 @@ class Baseline:
     """What a return is compared with. recipes.py adds another one to BASELINES."""
 
     subtract: Callable  # subtract(returns of a group) gives their advantages
-    group: Callable = same_turn  # group(t) names the group of a task's turns t
+    group: Callable = same_turn  # group(t) is the name of the group to which a task's turn t belongs
 
 
 BASELINES = {"leave-one-out": Baseline(leave_one_out), "group-mean": Baseline(group_mean)}

@@ -134,7 +134,6 @@ class Attempt:
     verdict: Verdict
     tokens: int = 0  # number of sampled tokens, those of the strategy's advice included
     advice: str = ""  # the strategy's, after this attempt
-    repeats: bool = False  # the strategy has refused the kernel: this attempt does not count
 
 
 @dataclass
@@ -145,11 +144,6 @@ class Sample:
     index: int  # 0 .. samples - 1
     skills: list[str]  # names of the skills in the prompt
     turns: list[Attempt]
-
-    @property
-    def scored(self) -> list[Attempt]:
-        """The attempts that count: all but those whose kernel the strategy has refused."""
-        return [attempt for attempt in self.turns if not attempt.repeats]
 
 
 def sample_record(line) -> Sample:
@@ -199,7 +193,7 @@ def figures(samples, counted, rule) -> dict:
     """
     correct, credited, estimates = [], [], []  # one entry for each sample; estimates: by the standard rule
     for sample in sum(samples.values(), []):
-        attempts = sample.scored if counted == "best turn" else sample.scored[-1:]  # those that count
+        attempts = sample.turns if counted == "best turn" else sample.turns[-1:]  # those that count
         correct.append(any(map(is_correct, attempts)))
         credited.append(max(speed(attempt, rule) for attempt in attempts))
         estimates.append(max(map(speed, attempts)))
@@ -223,12 +217,12 @@ def problem_figures(samples) -> dict:
 
     roofline: the best attempt's share of the GPU's peak memory bandwidth or of its peak arithmetic, the larger one.
     """
-    attempts = sum((sample.scored for sample in samples), [])
+    attempts = sum((sample.turns for sample in samples), [])
     errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
     del errors[""]  # attempts without an error
     best = max(attempts, key=speed)
     roofline = max(best.verdict.bandwidth or 0.0, best.verdict.arithmetic or 0.0) if speed(best) else 0.0
-    return {"correct": sum(any(map(is_correct, sample.scored)) for sample in samples), "best_speedup": speed(best),
+    return {"correct": sum(any(map(is_correct, sample.turns)) for sample in samples), "best_speedup": speed(best),
             "roofline": roofline, "error": max(errors, key=errors.get, default="")}
 
 
@@ -388,7 +382,7 @@ def sample_batch(model, library, sandbox, tasks, options, unfinished):
 def attempt_of(turn) -> Attempt:
     """What results.jsonl keeps of a policy.Turn."""
     tokens = len(turn.completion.token_ids) + turn.advice_tokens
-    return Attempt(turn.completion.text, turn.verdict, tokens, turn.advice, turn.repeats)
+    return Attempt(turn.completion.text, turn.verdict, tokens, turn.advice)
 
 
 def write_answer(path, sample, answer):

@@ -55,7 +55,6 @@ class Turn:
     verdict: Verdict
     advice: str = ""  # text that a Strategy (below) adds to the feedback in the next prompt
     advice_tokens: int = 0  # tokens that the model sampled for it
-    repeats: bool = False  # the Strategy has refused this kernel: it was not judged and does not count
     reward: float | None = None  # filled in by reward_turns
     advantage: float | None = None  # filled in by advantages.credit; None for a void turn, which is in no group
     masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group"; MRS masks an advantages.Row
@@ -134,11 +133,6 @@ def as_sampled(reply) -> str:
     return reply
 
 
-def refuse_nothing(code, turns) -> str | None:
-    """Every kernel is judged."""
-    return None
-
-
 def no_advice(model, trajectory, longest):
     """Ask the model nothing between a verdict and the next prompt: yield nothing."""
     yield from ()
@@ -146,11 +140,10 @@ def no_advice(model, trajectory, longest):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a rollout goes on after its first attempt: four functions. The defaults are the paper's training."""
+    """How a rollout goes on after its first attempt. The defaults are the paper's training."""
 
     show: Callable = show_all  # (turns so far, torch.Generator) -> those that the next prompt shows, in order
     retell: Callable = as_sampled  # an earlier reply's text -> the text that later prompts show
-    refuse: Callable = refuse_nothing  # (code, turns so far) -> a reason not to judge this kernel, or None
     advise: Callable = no_advice  # (model, trajectory, longest prompt): a coroutine like `play`. It may yield Prompts
     #                               and set the last turn's `advice`
     same_prompts: bool = False  # can two attempts have the same prompt? If so, bench.py never samples greedily
@@ -172,7 +165,7 @@ print_once = functools.cache(print)  # prints each text only the first time
 class Limits(NamedTuple):
     """When a rollout ends."""
 
-    turns: int  # T: attempts, without those that the strategy refuses
+    turns: int  # T
     prompt_tokens: float = math.inf  # no reply is sampled to a longer prompt
     tokens: float = math.inf  # a rollout that has sampled so many gets no further turn
 
@@ -190,17 +183,13 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
     while len(prompt) <= limits.prompt_tokens:
         reply = yield Prompt(prompt)
         code = extract_code(reply.text)
-        reason = strategy.refuse(code, trajectory.turns) if code else None
-        if reason:
-            verdict = not_judged(sandbox, reason)
-        elif code:
+        if code:
             verdict = yield Kernel(trajectory.task, code)
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)
-        trajectory.turns.append(Turn(reply, code, verdict, repeats=bool(reason)))
-        attempts = sum(not turn.repeats for turn in trajectory.turns)
-        if attempts >= limits.turns or trajectory.tokens >= limits.tokens:
+        trajectory.turns.append(Turn(reply, code, verdict))
+        if len(trajectory.turns) >= limits.turns or trajectory.tokens >= limits.tokens:
             return
         yield from strategy.advise(model, trajectory, limits.prompt_tokens)
         shown = strategy.show(trajectory.turns, generator)
@@ -222,17 +211,16 @@ def next_prompt(model, trajectory, shown, strategy) -> list[int]:
     return model.chat_ids(messages)
 
 
-def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
+def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy()):
     """A Trajectory for each job, in their order (paper: T = 3 turns, temperature 1.0). A job is a (task, skills) pair.
 
-    Each rollout has up to `turns` turns. It ends earlier once it has sampled `budget` tokens, or if its next prompt is
-    too long. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task cannot
-    be run, only its own rollouts fail.
+    Each rollout has up to `turns` turns. It ends earlier if its next prompt is too long. If a job's first prompt has
+    more than sampling.max_prompt_tokens, its one turn says so. If a task cannot be run, only its own rollouts fail.
 
     sampling      a backbone.Sampling
     generator     a torch.Generator for all sampling; an equal state gives equal rollouts
     """
-    limits = Limits(turns, sampling.max_prompt_tokens or math.inf, budget)
+    limits = Limits(turns, sampling.max_prompt_tokens or math.inf)
     trajectories, plays = begin_rollouts(model, sandbox, jobs, limits, generator, strategy)
     with model.sampler(sampling, generator) as sampler:
         for _ in play_in_waves(sampler, sandbox, plays):
@@ -241,7 +229,7 @@ def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Stra
 
 
 def begin_rollouts(model, sandbox, jobs, limits, generator=None, strategy=Strategy()) -> tuple[list, list]:
-    """An empty Trajectory for each (task, skills) job, and the `play` that will fill it."""
+    """(an empty Trajectory for each job, the `play` of each, which will fill it)."""
     expect("kernels judged", len(jobs) * limits.turns)
     # All rollouts of a scheme begin with the same prompt.
     first_prompt = functools.cache(lambda task, skills: model.chat_ids(policy_messages(task, skills)))
@@ -277,11 +265,11 @@ def play_in_waves(sampler, sandbox, plays):
             futures[number].add_done_callback(lambda _: count("kernels judged"))
 
     for number in range(len(plays)):
-        resume(number)  # to its first prompt, or to the first question that `continued` does not know the answer to
+        resume(number)  # to its first request: a Prompt, or in a benchmark that is `continued` perhaps a Kernel
         if number not in requests:
             yield number
         submit(number)
-    while requests:  # all are Prompts after the first wave, since each wave answers all of its Kernels
+    while requests:  # a wave answers all of its Kernels, so now all requests without a future are Prompts
         prompts = {number: requests[number].ids for number in sorted(requests) if number not in futures}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
@@ -301,10 +289,10 @@ def play_in_waves(sampler, sandbox, plays):
 
 
 def continued(play, known, keep):
-    """A play whose first answers are known, because an earlier program was interrupted: it asks only for the others.
+    """The same play in a benchmark that was interrupted (bench.py). It asks only for answers that are not yet known.
 
-    known: the records of those answers, in their order. keep is called with the record of each other answer. A record
-    can be written as JSON. It has no prompt, since the play itself makes the prompts.
+    known: records of the first answers, in their order. keep(record) is called for each further answer. A record can be
+    written as JSON. It has no prompt, since the play itself makes the prompts.
     """
     records, answer = iter(known), None
     with contextlib.suppress(StopIteration):  # the play has ended

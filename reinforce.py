@@ -50,7 +50,7 @@ class Options:
     eval_every: int = option((2, 10, 0), "steps between evaluations on redundant operators (0: before and after alone)")
     eval: str = option("all", "which problems are evaluated", choices=("all", "redundant", "none"))
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
-    tasks: str = option("synth", "synth, builtin, a folder, or a parquet file as hkust-nlp/drkernel-rl-data")
+    tasks: str = option("synth", "synth (synthesised), a folder, or a parquet file as hkust-nlp/drkernel-rl-data")
     prompts: str = option("", "YAML file as chat/prompts.yaml, or a folder of them")
     thinking: bool = option(False, "let replies begin with thoughts, if the chat template can switch them on and off")
     offload: bool = option(False, "keep the optimiser's state in the host's memory")

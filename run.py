@@ -72,7 +72,7 @@ class Run:
     optimizer: torch.optim.Optimizer  # or, with several ranks, ranks.ShardedOptimizer
     generator: torch.Generator  # of all sampling in training
     secret: str = ""  # the inputs of correctness trials follow from it; no candidate may know it
-    step0_done: bool = False  # is step 0, the evaluation before training, in metrics.jsonl already?
+    step0_done: bool = False  # is the evaluation before training already in metrics.jsonl?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
@@ -185,7 +185,7 @@ def load(out, source, given, configure) -> Run:
     """
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
-        # Weights in a memory-mapped file are aligned otherwise, which may change the last bit of a product.
+        # A copy: weights in a memory-mapped file are aligned otherwise, which may change the last bit of a product.
         parameter.data = parameter.data.clone()
     options = configure(given, model.large)
     model.thinking = options.thinking
@@ -232,8 +232,8 @@ def step_metrics(run, episodes, losses) -> dict:
         rows            {role: number of replies with an advantage}
         masked          {reason: number of replies without a loss}. "prs", "mrs" and "void": see advantages.py.
                         "group": the task is skipped, as its rewards do not vary or B tasks before it were kept
-        the others      policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics, update; seconds
-                        of each phase are added by finish_step, eval_* by reinforce.evaluate_if_due
+        the others      see policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics and
+                        reinforce.update; finish_step adds `seconds`, reinforce.evaluate_if_due the evaluations
     """
     trajectories, selections, summaries = [], [], []
     for episode in episodes:
@@ -260,7 +260,7 @@ def finish_step(run, line):
 
     line: what metrics.jsonl gets; the seconds of each phase are added to it. Step 0 is the evaluation before training.
     """
-    # Seconds of each phase. Waiting counts once (Run.phase), so they add up to the step's.
+    # They add up to the step's: waiting for the sandbox is counted once (Run.phase).
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     if run.writes:
         run.library.save(run.out / f"skill_library/global_step_{run.step}.jsonl")
@@ -270,7 +270,7 @@ def finish_step(run, line):
         save_checkpoint(run)
     if not run.writes:
         return
-    if run.step or "eval_fast_1" in line:  # step 0 is only shown if it was evaluated
+    if run.step or "with_reward_best" in line:  # step 0 is only shown if it was evaluated
         run.progress.say(records.step_in_words(line, run.options, run.library))
     if "evaluate" in line["seconds"] and run.step < run.options.steps:  # after the last step finish_run does it
         write_page([run.out], run.out / "report.html")

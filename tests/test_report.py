@@ -1,8 +1,6 @@
 """report.html: what it says is what the files say; a browser opens, draws and filters it."""
 
-import asyncio
 import html
-import inspect
 import json
 import re
 import shutil
@@ -10,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from transformers.utils import get_json_schema
 
 import run as report
 import sandbox
@@ -262,16 +259,4 @@ def test_the_page_on_other_frameworks_works_as_it_stands(borrowed):
     assert environment.reset(prompt="p", source=TASK.source) is None and environment.get_reward() == 0.0
     told = [environment.score_kernel(code) for code in ("x = 3", HONEST, "x = 4")]
     assert ["Correct: yes" in text for text in told] == [False, True, False] and environment.get_reward() == rewards[0]
-    with pytest.raises(ValueError, match="No turn is left"):
-        environment.score_kernel(HONEST)
-    tools = [tool for name, tool in inspect.getmembers(environment, inspect.ismethod)
-             if name not in ("reset", "get_reward") and name[0] != "_"]
-    [schema] = map(get_json_schema, tools)  # what TRL makes of a tool
-    assert schema["function"]["parameters"]["required"] == ["code"]
-
-    async def scored():
-        ask = space["kernel_score"]
-        return await asyncio.gather(*(ask(completion=reply, info={"source": TASK.source}) for reply in replies))
-
-    assert asyncio.run(scored()) == rewards
     space["sandbox"].close()

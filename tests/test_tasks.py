@@ -331,7 +331,7 @@ def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys
 # ---- the stream of a run
 
 
-@pytest.mark.parametrize("tasks", ["synth", "builtin", "folder"])
+@pytest.mark.parametrize("tasks", ["synth", "folder"])
 def test_tasks_go_on_where_they_were(tasks, tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.py").write_text(make_task(i).source)

@@ -75,7 +75,7 @@ class Options:
     model: str = option("checkpoints/tiny", "model folder or hub id")
     server: str = option(None, "ask a model behind this server (vLLM, SGLang, transformers serve)", metavar="URL")
     served_model: str = option(None, "the model there (default: the first that it lists)", metavar="NAME")
-    library: str = option(None, "skills of this snapshot (default: the model's own; with --server none)", metavar="FILE")
+    library: str = option(None, "skills of this snapshot (default: the model's; with --server none)", metavar="FILE")
     no_skills: bool = option(False, "ablation: inject no skills")
     bm25_only: bool = option(False, "ablation: inject BM25's first 3 skills, without the Selection role")
     prompts: str = option(None, "file or folder of prompts", metavar="FILE")
@@ -86,7 +86,7 @@ class Options:
                            "another name in policy.STRATEGIES")
     tokens: int = option(None, "most tokens of a sample's replies (default: turns x longest reply)", above_0=True)
     tolerance: float = option(1e-4, "relative, of outputs; papers before 2026: 1e-2", above_0=True, most=1)
-    device: str = option(None, "cuda measures, cpu models times (default: cuda if there is a GPU)", choices=["cpu", "cuda"])
+    device: str = option(None, "cuda measures, cpu models times (default: cuda if there)", choices=["cpu", "cuda"])
     baseline: str = option("eager", "what to be faster than; compile: torch.compile", choices=["eager", "compile"])
     timeout: float = option(60.0, "seconds for a candidate", above_0=True, most=86_400)
     temperature: float = option(1.0, "of the Policy, with more than one sample", above_0=True)
@@ -303,7 +303,7 @@ def open_folder(folder, config) -> dict:
         groups.setdefault(task, []).append(sample)
     done = {task: group for task, group in groups.items() if len(group) == config["samples"]}
     write_atomically(folder / "results.jsonl", lines(done))  # without what a kill has cut off
-    answers = [json.dumps(line) + "\n" for line in read_lines(folder / UNFINISHED)]
+    answers = [json.dumps(line) + "\n" for line in read_lines(folder / UNFINISHED) if line["sample"][0] not in done]
     write_atomically(folder / UNFINISHED, "".join(answers))
     return done
 
@@ -428,8 +428,8 @@ def main(argv=None) -> int:
                  "skills": "no skills" if library is None else f"skills out of {len(library)}"}
         facts |= levels.provenance(options.device)
         found = sum(map(len, done.values()))  # samples of an earlier, interrupted command
-        print(f"{folder}: {levels.heading(facts)}\n{found} samples found. Interrupted, the same command continues.",
-              flush=True)
+        print(f"{folder}: {levels.heading(facts)}\n{found} samples found, and {len(read_lines(folder / UNFINISHED))} "
+              "replies and verdicts of others. Interrupted, the same command continues.", flush=True)
         with page_if_interrupted(folder, facts["command"]):
             samples = evaluate(model, library, sandbox, tasks, options, done, folder / "results.jsonl")
     if options.server:

@@ -308,7 +308,7 @@ def test_command_end_to_end(tmp_path, command, borrowed):
     assert [problem["correct"] for problem in problems] == [2, 0, 0]
     assert "no_softplus_there" in problems[1]["error"] and "no code block" in problems[2]["error"]
     lines = text.splitlines()
-    assert f"{out}: KernelBench, level 1: 3 of 3 problems, 2 samples" in text and "\n0 samples found." in text
+    assert f"{out}: KernelBench, level 1: 3 of 3 problems, 2 samples" in text and "\n0 samples found, and 0" in text
     # As each ends: no kernel of 3_Hard has to be judged.
     assert [line.split()[0] for line in lines[3:6]] == ["level1/3_Hard", "level1/1_Good", "level1/2_Bad"]
     assert len(re.findall("^(best|last) turn ", text, re.MULTILINE)) == 4 and "2 of 2" in text
@@ -317,7 +317,7 @@ def test_command_end_to_end(tmp_path, command, borrowed):
     rows = [row for row in read_lines(out / "results.jsonl") if row["task"] == "level1/1_Good"]
     assert [[turn["verdict"]["correct"] for turn in row["turns"]] for row in rows] == [[False, True, True]] * 2
     code, again, err, model = command(*arguments)
-    assert code == 0 and not model.asked and "\n6 samples found." in again and again.splitlines()[3:] == lines[6:]
+    assert code == 0 and not model.asked and "\n6 samples found," in again and again.splitlines()[3:] == lines[6:]
 
 
 def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusal):

@@ -47,7 +47,7 @@ def test_a_fenced_call_may_hold_fences():
     assert extract_tool_call(f"```json\n{json.dumps(call)}\n```", "f") == call["arguments"]
     assert extract_tool_call(f"````\n```json\n{json.dumps(call)}\n```\n````", "f") == call["arguments"]
     began = time.monotonic()
-    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 1500), ("```x\n```\n" * 5000, 5000),
+    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 0), ("```x\n```\n" * 5000, 5000),
                          (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
         assert len(fenced_blocks(text)) == blocks
     assert time.monotonic() - began < 10  # no pattern is tried again at each character
@@ -177,9 +177,9 @@ def test_calls_become_text_where_they_would_not_come_back(tokenizer, name, tmp_p
 def test_thoughts_are_learnt_whatever_a_row_says_of_thinking(tokenizer, tmp_path, capsys):
     chat = Chat(template_tokenizer(tokenizer, "qwen3"))
     thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
-    first, second, third, plain = read(
-        tmp_path, chat, {"messages": [*TALK[:2], thought]}, {"messages": [*TALK[:2], thought], "enable_thinking": False},
-        {"messages": [*TALK[:2], thought, *TALK[3:5]]}, {"messages": TALK})
+    row = {"messages": [*TALK[:2], thought]}
+    first, second, third, plain = read(tmp_path, chat, row, row | {"enable_thinking": False},
+                                       {"messages": [*row["messages"], *TALK[3:5]]}, {"messages": TALK})
     assert first[0] == second[0] == third[0][:1] == [thought["content"] + "<|im_end|>"] and len(plain[0]) == 3
     assert third[0][1].endswith("</think>\n\nPlan: two.<|im_end|>")
     assert "Why." in chat.tokenizer.decode(third[1])  # kept as it was written, though the template would drop it now

@@ -246,7 +246,7 @@ def test_the_page_on_other_frameworks_works_as_it_stands(borrowed):
         if "GRPOTrainer" not in code and "import verifiers" not in code:  # these need the frameworks
             exec(code, space)
     good = f"Plan: x.\n```python\n{HONEST}```"
-    parts = [{"type": "text", "text": good}, {"type": "image"}]
+    parts = [{"type": "text", "text": good}, {"type": "text", "text": ""}]
     replies = [good, *([{"role": "assistant", "content": content}] for content in ("no code", good, parts, None)),
                [{"role": "assistant", "tool_calls": []}],
                [{"role": "assistant", "content": good}, {"role": "tool", "content": "no code"}]]

@@ -10,7 +10,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from transformers.utils.import_utils import is_serve_available
+from transformers.utils.import_utils import is_accelerate_available, is_serve_available
 
 import bench
 from backbone import Sampling
@@ -217,7 +217,8 @@ def test_a_served_model_gets_the_skills_of_a_snapshot(url, tmp_path, capsys):
         assert bench.main([*BENCH, url, "--out", str(folder), more]) == 0
         samples = bench.read_results(folder / "results.jsonl")
         assert [sample.skills for (task, _), sample in samples.items() if "Softplus" in task] == [skills] * 2
-        assert [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)] == [[7, 7]] * 2 + [[0, 0]] * 2
+        tokens = [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)]
+        assert tokens == [[7, 7]] * 2 + [[0, 0]] * 2
         asked = [body for body, _ in Stub.asked if "gelu" not in str(body).lower()]
         selections = [body for body in asked if "select_skills" in body["messages"][0]["content"]]
         assert [(body["temperature"], body["max_tokens"]) for body in selections] == [(0.0, 1024)] * len(skills)
@@ -252,8 +253,8 @@ def test_an_interrupt_waits_neither_for_pauses_nor_for_replies(url, monkeypatch)
 @pytest.mark.slow
 def test_transformers_serve_is_walked(tmp_path, monkeypatch, capsys):
     """A real server, and what it does with a name that it does not know and with its own death."""
-    if not is_serve_available():
-        pytest.skip("transformers serve needs fastapi, uvicorn and openai")
+    if not is_serve_available() or not is_accelerate_available():
+        pytest.skip("transformers serve needs accelerate, fastapi, uvicorn and openai")
     monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
     monkeypatch.setattr(server, "PAUSES", (0.1,))
     with socket.create_server(("127.0.0.1", 0)) as free:

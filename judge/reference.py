@@ -27,9 +27,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, difference,
-                          domain_of, errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of,
-                          sharing, vary, width)
+from judge.trials import (AS_DRAWN, MARGIN, MOST, NEAR_ZERO, PLAIN, STRENGTH, STRONG, STRUCTURES, WEAK, Bound,
+                          compare, difference, domain_of, errors_of, is_exact, is_same, named, nearby, precise,
+                          precise_type, scale_of, sharing, vary, width)
 from judge.verdict import describe
 from tasks import TaskError, init_arguments
 
@@ -296,13 +296,19 @@ class Reference:
             self.notes.append(f"inputs had no {what}: the reference fails on them")
 
     def harmless(self, strengths, trial) -> dict:
-        """Those of these structures that the reference can take by themselves in a trial; strong ones may be weaker."""
+        """Those of these structures that the reference can take by themselves in a trial; strong ones may be weaker.
+
+        Each kind is tried as a whole, and one by one only if that is too much.
+        """
         good = {}
-        for name, strength in strengths.items():
-            for tried in (strength, WEAK) if name in STRONG else (strength,):
-                self.strengths = {name: tried}
-                if name not in good and not self.first_failure(trial):
-                    good[name] = tried
+        for kind, weaker in (STRONG, False), (STRONG, True), (PLAIN, False), (NEAR_ZERO, False):
+            rest = {name: strength for name, strength in strengths.items() if name in kind and name not in good}
+            if weaker:
+                rest = dict.fromkeys(rest, WEAK)
+            for tried in [rest, *({name: strength} for name, strength in rest.items())]:
+                self.strengths = tried
+                if tried and good.keys().isdisjoint(tried) and not self.first_failure(trial):
+                    good |= tried
         return good
 
     def first_failure(self, *trials) -> int:

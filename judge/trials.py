@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy
 import torch
 
-STRENGTH, WEAK = 30.0, 5.0  # of a structure; the latter where the reference cannot take the former
+STRENGTH, WEAK = 30.0, 3.0  # of a structure; the latter where the reference cannot take the former
 NEARBY = 1e-6  # relative change of inputs, about 8 units in the last place of float32
 MARGIN, MOST = 10, 1e-2  # t is at least MARGIN times the error of the reference itself, up to MOST
 NOISE = 0.3, 1000  # e of an output that is nothing but rounding noise, and its margin

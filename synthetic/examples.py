@@ -81,6 +81,19 @@ def tool_reply(name, arguments) -> dict:
     return {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}
 
 
+def selection_reply(think, chosen) -> dict:
+    """Selection's call of its tool. chosen: (name of a skill, why)."""
+    entries = [{"name": name, "reason": reason} for name, reason in chosen]
+    return tool_reply("select_skills", {"think": think, "selected_skills": entries})
+
+
+def summary_reply(think, skills) -> dict:
+    """Summary's call of its tool, with new skills."""
+    entries = [{"name": s.name, "description": s.description, "scope": s.scope, "tags": list(s.tags),
+                "content": s.content} for s in skills]
+    return tool_reply("update_skill_library", {"think": think, "new_skills": entries})
+
+
 # The ways in which models break kernels: a pattern, and what stands where it is found.
 _SPOILED = [(r"tl\.maximum", "tl.minimum"), (r"0\.5 \*", "0.6 *"), (r"\n +mask = .*", ""),
             (r"(return|=) (fused|row)\(", r"\1 \2d("), (r"import triton\.language as tl\n", ""),
@@ -234,10 +247,10 @@ class Writer:
         weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates if s.name in ALL)
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}. {weighed}.",
-                     "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
-        messages = selection_messages(task, candidates) + [tool_reply("select_skills", arguments)]
-        return Example("selection", messages, SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))
+        think = f"The forward applies {', '.join(program.operators[:6])}. {weighed}."
+        reply = selection_reply(think, [(s.name, f"It has work for {s.tags[0]}.") for s in chosen])
+        return Example("selection", selection_messages(task, candidates) + [reply], SELECT_TOOL, task.family,
+                       skills=tuple(s.name for s in chosen))
 
     def summary(self, rng, task, skills, answers, verdicts) -> Example | None:
         """What the best answer does that the first does not, as skills; None if there is nothing to tell."""
@@ -254,13 +267,11 @@ class Writer:
         for name in lessons:
             lines = answers[best].shown.get(name) or rng.choice(self.shown[name])
             written.append(write_skill(name, rng, lines))
-        arguments = {"think": f"The best answer adds {' and '.join(s.name for s in written)}.",
-                     "new_skills": [{"name": s.name, "description": s.description, "scope": s.scope,
-                                     "tags": list(s.tags), "content": s.content} for s in written]}
+        names = tuple(s.name for s in written)
+        reply = summary_reply(f"The best answer adds {' and '.join(names)}.", written)
         shown = [(answers[i].code, verdicts[i].speedup) for i in (0, best)]
-        messages = summary_messages(task, skills, *shown) + [tool_reply("update_skill_library", arguments)]
-        return Example("summary" + "+skills" * bool(skills), messages, UPDATE_TOOL, task.family,
-                       skills=tuple(s.name for s in written))
+        return Example("summary" + "+skills" * bool(skills), summary_messages(task, skills, *shown) + [reply],
+                       UPDATE_TOOL, task.family, skills=names)
 
     def write(self, seed) -> list[Example]:
         """All examples made from one seed; none when its problem is unfit. With a sandbox, executed trajectories."""

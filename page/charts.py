@@ -22,7 +22,7 @@ PANELS = [
       "eval_fast_1": "evaluation, Fast_1"}),
     ("Selection and Summary: reward", "Mean best reward of the rollouts that got the selected skills; speedup of an "
      "answer's best verified skill, or 0.", {"reward_selection": "Selection", "reward_summary": "Summary"}),
-    ("Skill library", "Skills in the library. In a step: proposals, those that passed, selections of skills found before.",
+    ("Skill library", "Skills in the library. In a step: proposals, those passed, selections of skills found before.",
      {"library": "skills", "proposals": "proposals", "passed": "passed", "selected_learnt": "found skills selected"}),
     ("Seconds of a step", "Wall time by phase. Waiting for the sandbox is counted as sandbox.",
      {"sandbox": "sandbox", "select": "select", "roll out": "roll out", "summarise": "summarise", "verify": "verify",

@@ -1,7 +1,6 @@
 """Problems: loading, decontamination, the filters of the synthesiser."""
 
 import ast
-import contextlib
 import itertools
 import json
 import math
@@ -16,7 +15,7 @@ import pytest
 
 import tasks
 from conftest import configure, make_task
-from synthetic.families import synthesize, training_tasks
+from synthetic.families import training_tasks
 from command import files
 from command.files import ROOT, find_path
 from command.options import complete, option, parse, setting
@@ -219,17 +218,6 @@ def test_the_training_stream_keeps_clear_of_the_evaluation():
     ("return x @ x", "does not run: RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 8x4)")])
 def test_unfit_problems_are_refused_with_their_reason(forward, reason):
     assert unfit(task(PROBLEM.replace(FORWARD, forward)), frozenset()) == reason
-
-
-@pytest.mark.parametrize("clutter", [False, True])
-def test_synthesised_problems_parse_and_vary(clutter):
-    made = [synthesize(seed, clutter) for seed in range(30)]
-    assert made[:5] == [synthesize(seed, clutter) for seed in range(5)]
-    assert len({t.source for t in made}) == 30 and len({t.family for t in made}) >= 6
-    for t in made:
-        names = {node.name for node in ast.parse(t.source).body if hasattr(node, "name")}
-        assert names == {"Model", "get_inputs", "get_init_inputs"}
-    assert sum(unfit(t, frozenset()) is None for t in made) >= 25
 
 
 def test_ids():

@@ -61,7 +61,7 @@ What we promise, how we keep it, and what we do not promise:
 
 We do not check three things: kernels that only move what PyTorch computed, wrong hints to the compiler, and costs
 without a price, such as cache misses. A candidate fails, with a message, if it uses torch.compile, CUDA C++ or custom
-operators, or if it reads values back to the host.
+operators, or if it reads values back to the host. What a candidate prints is thrown away.
 """
 
 if __name__ == "__main__":

@@ -326,6 +326,11 @@ class Draft:
         """A second tensor of the current shape, or one that is broadcast to it."""
         return self.input(self.dims[self.pick(0, 0, 0, len(self.dims) - 1):])
 
+    def turn_to(self, value):
+        """Make another tensor the current one."""
+        self.x = value
+        self.variable = value.text
+
     def next_name(self) -> str:
         """The variable of the next result: mostly the one that the current tensor has."""
         if self.chance(self.rename):

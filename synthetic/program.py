@@ -30,7 +30,7 @@ TEMPORARY = "t"  # the variable of steps inside an expression; no problem has an
 
 
 class Unsupported(Exception):
-    """What a kernel cannot express, or a program that does not run."""
+    """What a kernel cannot express."""
 
 
 @dataclass(frozen=True)

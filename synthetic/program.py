@@ -80,9 +80,9 @@ def fields_of(spelling) -> tuple:
 class Meta:
     """Runs torch code on tensors without data, and makes steps of it."""
 
-    def __init__(self, space=None, count=0):
-        self.space = space or {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}
-        self.count = count  # the number of the last value
+    def __init__(self):
+        self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}
+        self.count = 0  # the number of the last value
 
     def evaluate(self, text):
         with torch.device("meta"):

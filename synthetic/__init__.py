@@ -16,8 +16,9 @@
                          '- kernels - planner ---------'
 
 A program is drawn once and printed twice, as a problem and as a solution. Neither text is ever read back, and every
-name in a solution stands in its problem: a model cannot learn to guess one. To add a
-pointwise operator: a row of `operators.POINTWISE` (and one of `tasks._WRITTEN_OUT` if problems can also spell it with
-other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then trains a model
-that knows it.
+name in a solution stands in its problem: a model cannot learn to guess one.
+
+To add a pointwise operator: a row of `operators.POINTWISE` (and one of `tasks._WRITTEN_OUT` if problems can also spell
+it with other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then trains a
+model that knows it.
 """

@@ -164,7 +164,8 @@ class Planner:
 
     def take_with_followers(self, kind, i):
         """`take` step i and, with the technique, the run of pointwise steps of its shape that follows it."""
-        shape, first = self.steps[i].result.shape, i + 1
+        shape = self.steps[i].result.shape
+        first = i + 1
         end = self.end_of_run(first, lambda step: self.pointwise(step) and step.result.shape == shape)
         if self.steps[i].name == "bias":  # not alone
             first += 1
@@ -220,12 +221,12 @@ class Planner:
         if not self.allowed(step, "batch"):
             return None
         dims = [d for d in range(len(step.result.shape)) if d != 1]
-        x, layer = step.source.text, step.attributes["layer"]
+        x = step.source.text
         line = f"var, mu = torch.var_mean({x}, dim={dims}, correction=0, keepdim=True)"
         shape = tuple(1 if d in dims else n for d, n in enumerate(step.result.shape))
         statistics = {"mu": Value("mu", shape, -1), "var": Value("var", shape, -2)}
         self.steps[i] = replace(step, operands=step.operands | statistics)
-        self.forward += [line, f"update_running({layer}, {x}, mu, var)"]
+        self.forward += [line, f"update_running({step.attributes['layer']}, {x}, mu, var)"]
         j = self.take_with_followers("fused", i)
         if j is None:
             del self.forward[-2:]
@@ -244,7 +245,8 @@ class Planner:
             weight = step.operands["weight"]
             factors = {"a": step.source, "b": Value(f"{weight.text}.t()", weight.shape[::-1], weight.number)}
             step = self.steps[i] = replace(step, operands=step.operands | factors)
-        a, b = step.operands["a"].shape, step.operands["b"].shape
+        a = step.operands["a"].shape
+        b = step.operands["b"].shape
         if len(b) == 2 or a[:-2] == b[:-2]:
             return self.take_with_followers("matmul", i)
 
@@ -283,9 +285,11 @@ class Planner:
 def without_bias(step) -> str:
     """The line of a convolution as a function's call without bias."""
     layer = step.attributes["layer"]
-    function, options = "conv", "stride padding dilation groups"
+    function = "conv"
+    options = "stride padding dilation groups"
     if step.name == "conv_transpose":
-        function, options = "conv_transpose", "stride padding output_padding groups dilation"
-    function += f"{len(step.result.shape) - 2}d"
+        function = "conv_transpose"
+        options = "stride padding output_padding groups dilation"
     passed = ", ".join(f"{layer}.{option}" for option in options.split())
-    return f"{step.result.text} = F.{function}({step.source.text}, {layer}.weight, None, {passed})"
+    rank = len(step.result.shape) - 2
+    return f"{step.result.text} = F.{function}{rank}d({step.source.text}, {layer}.weight, None, {passed})"

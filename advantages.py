@@ -12,13 +12,16 @@ The first part holds functions of plain numbers and tensors. Each has its formul
 
 The second part, `credit`, applies them to what a step has done and returns the rows of its loss.
 
-Why leave-one-out, and not GRPO's mean: a baseline that includes the sample itself shrinks its advantage by (m - 1) / m,
-so small groups would weigh less. (For groups of equal size cross_scheme takes this factor out again.) There is no
-critic and no KL term.
+Why leave-one-out, and not GRPO's mean? A mean that includes the sample itself shrinks its advantage by (m - 1) / m, so
+small groups would weigh less. (Among groups of equal size cross_scheme takes this factor out again.) There is no critic
+and no KL term. Symbols, in this file:
 
-Symbols, in this file: i is a rollout and t its turn; r reward, G return, A advantage. A group has m members and a turn
-n_it tokens. A micro-batch has M tokens; l_n is the loss of its token n, and rho_n the trainer's probability of that
-token divided by the sampler's.
+    i, t         a rollout, and one of its turns
+    r, G, A      reward, return, advantage
+    m            number of members of a group
+    n_it         number of tokens of turn t of rollout i
+    M            number of tokens of a micro-batch
+    l_n, rho_n   of token n: its loss, and the trainer's probability of it divided by the sampler's
 """
 
 import math
@@ -89,7 +92,7 @@ class Baseline:
     """What a return is compared with. recipes.py adds another one to BASELINES."""
 
     subtract: Callable  # subtract(returns of a group) gives their advantages
-    group: Callable = same_turn  # group(t) names the group of a task's turns t
+    group: Callable = same_turn  # group(t) is the name of the group to which a task's turn t belongs
 
 
 BASELINES = {"leave-one-out": Baseline(leave_one_out), "group-mean": Baseline(group_mean)}
@@ -232,9 +235,9 @@ class Row:
 def credit(episodes, options, generator) -> list[list[Row]]:
     """Fill in every advantage. Returns the rows of the loss, as chains: one rollout's turns, or one other reply.
 
-    A turn that PRS masks stays in its group's baseline and in R. A void turn is in neither. A task gives Policy rows
-    only if its last turns' rewards vary, and if fewer than B tasks before it had such rewards (see --oversample). Rows
-    of Selection and Summary depend on their own groups only.
+    A task gives Policy rows only if the rewards of its last turns vary, and if fewer than B earlier tasks did so (see
+    --oversample). A turn that PRS masks still counts in its group's baseline and in R; a void turn counts in neither.
+    Rows of Selection and Summary depend on their own groups alone.
     """
     chains = []
     kept_tasks = 0
@@ -253,12 +256,11 @@ def credit(episodes, options, generator) -> list[list[Row]]:
 
 
 def mask_turns(trajectories, kept, prs, generator):
-    """Note on every turn why it has no loss. kept: is the task trained on? policy.reward_turns has noted void turns.
-    """
+    """Note on every turn why it has no loss. kept: is the task trained on? Void turns have been noted before."""
     turns = []
     for trajectory in trajectories:
         turns += trajectory.turns
-    # Always draw once for each turn. So no option changes later random numbers, and all ranks draw the same ones.
+    # Draw once for each turn, needed or not: then no option changes later random numbers, and all ranks draw the same.
     draws = torch.rand(len(turns), generator=generator, device=generator.device).tolist()
     for turn, draw in zip(turns, draws):
         rejected = prs and turn.verdict.correct and draw >= prs_probability(turn.verdict.coverage or 0.0)
@@ -269,7 +271,7 @@ def mask_turns(trajectories, kept, prs, generator):
 
 
 def policy_rows(trajectories, options) -> list[list[Row]]:
-    """Fill in the advantages of one task's turns. Returns their rows, a list for each rollout that has any."""
+    """Fill in the advantages of one task's turns. Returns a chain of rows for each rollout that has rows."""
     returns, members, tokens, chains = [], [], [], []
     for trajectory in trajectories:
         returns.append(returns_to_go([turn.reward for turn in trajectory.turns], options.gamma))

@@ -1,7 +1,7 @@
 """One Hugging Face causal LM that plays three roles: how a prompt becomes tokens, how a reply is sampled and rescored.
 
-The roles (paper: Selection, Policy, Summary) share the weights. They differ in their prompts, their limits on length,
-and the tool that a reply calls (the Policy has none). selector.py, policy.py and summarizer.py build the messages.
+The roles (paper: Selection, Policy, Summary) share the weights. They differ in their prompts and limits on length.
+Selection and Summary answer by calling a tool. selector.py, policy.py and summarizer.py build the messages.
 
     call             takes                          returns
     chat_ids         messages, tool                 token ids of the prompt
@@ -46,7 +46,7 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load re
 
 @dataclass(frozen=True)
 class Sampling:
-    """How replies are sampled (paper: temperature 1.0 in training; 0 is greedy, as in verification)."""
+    """How replies are sampled. The paper trains at temperature 1.0 and verifies greedily."""
 
     max_new_tokens: int  # a reply that is longer is cut off
     temperature: float = 1.0  # 0 is greedy
@@ -80,8 +80,9 @@ class Backbone(Chat):
             stops |= set(ids if isinstance(ids, list) else [ids])  # some configurations name several
         self.stop_ids = sorted(stops - {None})
         self.recompute = size >= RECOMPUTED  # large: the backward pass computes activations again, to save memory
-        # Hidden states (N, width) to logits (N, V) in float32. Sampler and trainer share it: the ratio of their
-        # probabilities must begin at 1.
+
+        # Hidden states (N, width) to float32 logits (N, V). Sampler and trainer share this function, because the ratio
+        # of their probabilities must begin at 1.
         self._head = functools.partial(head_logits, model)
         self.engine = Engine(model, self._head, self.stop_ids, self._completion)
         if self.device.type == "cuda":
@@ -179,12 +180,14 @@ class Backbone(Chat):
         (len(token_ids),) per row. All rows run as one padded batch; the caller chooses how many fit. A rollout's turns
         share one sequence if each prompt extends the turn before. A causal model gives the same values.
         """
-        sequences, home = [], {}  # home[i] = index of the sequence that begins with row i
-        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i][0])):  # later turns contain earlier ones
+        sequences, home = [], {}  # home[i]: index of the sequence that begins with row i
+        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i][0])):  # the longest first: it contains the others
             whole = list(rows[i][0]) + list(rows[i][1])
-            home[i] = next((s for s, other in enumerate(sequences) if other[:len(whole)] == whole), len(sequences))
-            if home[i] == len(sequences):
+            containing = [s for s, other in enumerate(sequences) if other[:len(whole)] == whole]
+            if not containing:
+                containing = [len(sequences)]
                 sequences.append(whole)
+            home[i] = containing[0]
         ids = padded(sequences)  # (B, L)
         positions, replies = [], []  # of all rows, N each; positions in the flattened (B L)
         for i, (prompt, reply) in enumerate(rows):

@@ -2,7 +2,7 @@
 
     python bench.py --level 1 [--model checkpoints/tiny] [--kernelbench DIR] [--no-skills] [--out DIR]
     python bench.py --level 1 --server http://localhost:8000 --served-model NAME [--library skills.jsonl]
-    python bench.py --level 1 --both            without skills, then with them (the paper's two validations)
+    python run.py DIR OTHER     two benchmarks side by side, such as with --no-skills and without (the paper's two)
 
 The paper's evaluation: one greedy selection for each task, its skills injected into the prompt, T = 3 turns, 8 samples
 a task. `correct` and Fast_p are shares of *all* samples, N in number, of all problems. The samples of a problem that
@@ -15,21 +15,17 @@ cannot be used count as failed. (A share of solved problems alone would rise whe
     geometric mean  of the correct samples' speedups, always by the standard rule. It leaves failed samples out, so read
                     it together with `correct`
 
-Two ways of counting:
+There are four rows of figures: two ways of counting, each by two rules for a win.
 
-    best turn       a sample counts by its best turn
-    last turn       a sample counts by its last turn: the T-th, unless the sample ended earlier (Dr. Kernel)
-
-Two rules for a win, because by the standard rule unchanged PyTorch code can win:
-
+    best turn  a sample counts by its best turn
+    last turn  a sample counts by its last turn: the T-th, unless the sample ended earlier (Dr. Kernel)
     standard   KernelBench's: the estimated speedup is above p. An unchanged torch call, timed twice, is about 1 %
                faster or slower than the reference, so about half of such answers count for Fast_1.
     strict     the candidate's own kernels do work (coverage above 0), and the *lower end* of the speedup's 95 %
                interval is above p. An unchanged torch call never wins.
 
-So there are four rows of figures: two ways of counting, each by two rules. The reference that a kernel is compared
-with is eager PyTorch, or with `--baseline compile` torch.compile (GPU only). Speedups are measured on a GPU and
-modelled without one. Results of the two are never in one folder, because the device is part of its configuration.
+A kernel is compared with eager PyTorch, or with `--baseline compile` torch.compile (GPU only). Speedups are measured on
+a GPU and modelled without one, and one folder never holds both.
 
 `--strategy` sets which earlier attempts an attempt sees. The paper's sequential scaling, 5 turns and 9 more, is
 `--turns 14`. To compare strategies at equal cost, give each run the same --tokens, the budget of a sample.
@@ -38,26 +34,25 @@ Files in --out:
 
     config.json       every option that changes a result. The folder takes no results of another configuration
     results.jsonl     one line a sample: {"task", "index", "skills", "turns": [{"reply", "verdict", "tokens", ...}]}
+    unfinished.jsonl  replies and verdicts of problems of which not all samples have ended; gone at the end
     summary.json      all figures, in all and for each problem; command, hardware and versions
     fast_p.png        Fast_p by p
     report.html       all of it in a browser, every reply included
 
-Lines are appended to results.jsonl when all samples of a problem have ended. After a kill the same command continues:
-it removes incomplete lines, and rolls out again the problems that lack a sample.
-
-To change something: add a threshold to THRESHOLDS, add a strategy to policy.STRATEGIES as recipes.py does, or add a
-figure at the end of `figures` and in page/levels.py.
+After a kill the same command continues where it was: no reply is sampled again, no kernel judged again. The other
+samples of an interrupted batch get new random numbers, so the results differ from those of an uninterrupted run.
 """
 
 if __name__ == "__main__":
     from command.process import begin
     begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
+import functools
 import json
 import math
 import random
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -75,13 +70,12 @@ class Options:
                         "out": "the run"}
 
     level: int = option(1, "KernelBench's level", choices=[1, 2, 3])
-    kernelbench: str = option(None, "KernelBench checkout; None: the built-in problems", metavar="DIR")
+    kernelbench: str = option(None, "KernelBench checkout (default: the built-in problems)", metavar="DIR")
     ids: str = option(None, "only these problems: 5,10,15 or 1-20 or every5", metavar="IDS")
     model: str = option("checkpoints/tiny", "model folder or hub id")
     server: str = option(None, "ask a model behind this server (vLLM, SGLang, transformers serve)", metavar="URL")
-    served_model: str = option(None, "the model there; None: the first that it lists", metavar="NAME")
-    library: str = option(None, "skills of this snapshot; None: the model's own; with --server none", metavar="FILE")
-    both: bool = option(False, "without skills, then with them: in DIR/no_skills and DIR/skills")
+    served_model: str = option(None, "the model there (default: the first that it lists)", metavar="NAME")
+    library: str = option(None, "skills of this snapshot (default: the model's; with --server none)", metavar="FILE")
     no_skills: bool = option(False, "ablation: inject no skills")
     bm25_only: bool = option(False, "ablation: inject BM25's first 3 skills, without the Selection role")
     prompts: str = option(None, "file or folder of prompts", metavar="FILE")
@@ -90,16 +84,16 @@ class Options:
     turns: int = option(3, "T: attempts in a sample", above_0=True)
     strategy: str = option("serial", "which earlier attempts an attempt sees: serial, parallel, judge, evolve or "
                            "another name in policy.STRATEGIES")
-    tokens: int = option(None, "most tokens of a sample's replies; None: turns x longest reply", above_0=True)
+    tokens: int = option(None, "most tokens of a sample's replies (default: turns x longest reply)", above_0=True)
     tolerance: float = option(1e-4, "relative, of outputs; papers before 2026: 1e-2", above_0=True, most=1)
-    device: str = option(None, "cuda measures, cpu models times; None: cuda if it is there", choices=["cpu", "cuda"])
+    device: str = option(None, "cuda measures, cpu models times (default: cuda if there)", choices=["cpu", "cuda"])
     baseline: str = option("eager", "what to be faster than; compile: torch.compile", choices=["eager", "compile"])
     timeout: float = option(60.0, "seconds for a candidate", above_0=True, most=86_400)
     temperature: float = option(1.0, "of the Policy, with more than one sample", above_0=True)
     top_p: float = option(0.95, "of the Policy: sample from the likeliest tokens of this share", above_0=True, most=1)
-    max_new_tokens: int = option(None, "longest reply; None: a quarter of the context, to 8192", above_0=True)
-    max_prompt_tokens: int = option(None, "longest prompt; None: the rest of the context", above_0=True)
-    out: str = option(None, "folder of results; None: runs/bench_level<L>", metavar="DIR")
+    max_new_tokens: int = option(None, "longest reply (default: a quarter of the context, at most 8192)", above_0=True)
+    max_prompt_tokens: int = option(None, "longest prompt (default: the rest of the context)", above_0=True)
+    out: str = option(None, "folder of results (default: runs/bench_level<L>)", metavar="DIR")
     seed: int = option(0, "seed of sampling")
     batch: int = option((32, 256, 256), "samples at a time", above_0=True)
 
@@ -115,7 +109,7 @@ from chat.prompts import read_prompts
 from chat.server import Server
 from fast import ranks
 from page import charts, levels
-from policy import STRATEGIES, each_rollout
+from policy import STRATEGIES, Limits, begin_rollouts, continued, play_in_waves
 from command.files import find_path, hold, read_lines, user_error, write_atomically
 from command.process import UserError, run_command
 from command.progress import Progress
@@ -123,14 +117,13 @@ from run import page_if_interrupted, write_page
 from sandbox import PRECISE_SECONDS, Sandbox, Verdict, verdict_from_json
 from selector import select
 from skills import SkillLibrary
-from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks, too_large
+from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks
 
-# Each row of figures uses one way of COUNTED and one of RULES; see above.
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0, 3.0)  # the p of Fast_p
-COUNTED = ("best turn", "last turn")
+COUNTED = ("best turn", "last turn")  # ways of counting, see above
 RULES = ("standard", "strict")
-CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--both"), ("--server", "--thinking"),
-                  ("--no-skills", "--library")]
+UNFINISHED = "unfinished.jsonl"  # replies and verdicts of samples that have not ended, see policy.continued
+CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--library"), ("--server", "--thinking")]
 
 
 @dataclass
@@ -141,7 +134,6 @@ class Attempt:
     verdict: Verdict
     tokens: int = 0  # number of sampled tokens, those of the strategy's advice included
     advice: str = ""  # the strategy's, after this attempt
-    repeats: bool = False  # the strategy has refused the kernel: this attempt does not count
 
 
 @dataclass
@@ -152,11 +144,6 @@ class Sample:
     index: int  # 0 .. samples - 1
     skills: list[str]  # names of the skills in the prompt
     turns: list[Attempt]
-
-    @property
-    def scored(self) -> list[Attempt]:
-        """The attempts that count: all but those whose kernel the strategy has refused."""
-        return [attempt for attempt in self.turns if not attempt.repeats]
 
 
 def sample_record(line) -> Sample:
@@ -206,7 +193,7 @@ def figures(samples, counted, rule) -> dict:
     """
     correct, credited, estimates = [], [], []  # one entry for each sample; estimates: by the standard rule
     for sample in sum(samples.values(), []):
-        attempts = sample.scored if counted == "best turn" else sample.scored[-1:]  # those that count
+        attempts = sample.turns if counted == "best turn" else sample.turns[-1:]  # those that count
         correct.append(any(map(is_correct, attempts)))
         credited.append(max(speed(attempt, rule) for attempt in attempts))
         estimates.append(max(map(speed, attempts)))
@@ -230,12 +217,12 @@ def problem_figures(samples) -> dict:
 
     roofline: the best attempt's share of the GPU's peak memory bandwidth or of its peak arithmetic, the larger one.
     """
-    attempts = sum((sample.scored for sample in samples), [])
+    attempts = sum((sample.turns for sample in samples), [])
     errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
     del errors[""]  # attempts without an error
     best = max(attempts, key=speed)
     roofline = max(best.verdict.bandwidth or 0.0, best.verdict.arithmetic or 0.0) if speed(best) else 0.0
-    return {"correct": sum(any(map(is_correct, sample.scored)) for sample in samples), "best_speedup": speed(best),
+    return {"correct": sum(any(map(is_correct, sample.turns)) for sample in samples), "best_speedup": speed(best),
             "roofline": roofline, "error": max(errors, key=errors.get, default="")}
 
 
@@ -246,8 +233,7 @@ def start(options) -> tuple:
     """Check the options, load what they name, and fill in what depends on it.
 
     Returns (tasks, model, library, config). library: None injects no skills. config: every option that changes a
-    result. Even batch and timeout do, since random numbers and verdicts depend on them. Raises UserError for a model, a
-    checkout or a problem that is not there.
+    result, batch and timeout among them. Raises UserError for a model, a checkout or a problem that is not there.
     """
     # First check what needs no loading, so that a mistake costs no minutes.
     check_device(options.device)
@@ -266,9 +252,8 @@ def start(options) -> tuple:
     options.max_prompt_tokens = options.max_prompt_tokens or model.context - options.max_new_tokens
     model.check_lengths(options.max_prompt_tokens, options.max_new_tokens)
     options.tokens = options.tokens or options.turns * options.max_new_tokens
-    # The configuration of the folder. Results of two configurations cannot be compared, so they must not mix.
     config = asdict(options)
-    for name in ("out", "kernelbench", "server", "both"):  # paths, and `both`, do not change a result
+    for name in ("out", "kernelbench", "server"):  # paths do not change a result
         del config[name]
     config["source"] = f"{source}, level {options.level}"
     config["checkpoint"] = checkpoint
@@ -318,6 +303,8 @@ def open_folder(folder, config) -> dict:
         groups.setdefault(task, []).append(sample)
     done = {task: group for task, group in groups.items() if len(group) == config["samples"]}
     write_atomically(folder / "results.jsonl", lines(done))  # without what a kill has cut off
+    answers = [json.dumps(line) + "\n" for line in read_lines(folder / UNFINISHED) if line["sample"][0] not in done]
+    write_atomically(folder / UNFINISHED, "".join(answers))
     return done
 
 
@@ -326,31 +313,21 @@ def lines(samples) -> str:
     return "".join(json.dumps(asdict(sample)) + "\n" for sample in sum(samples.values(), []))
 
 
-def too_large_samples(tasks, options) -> dict:
-    """Samples of the KernelBench problems that are too large to be run without a GPU: failed ones, which say why."""
-    samples = {}
-    for task in tasks if options.kernelbench and options.device == "cpu" else ():
-        why = too_large(task, options.timeout)
-        if why:
-            failed = [Attempt("", Verdict(error=f"unusable task: {why}"))]
-            samples[task.name] = [Sample(task.name, index, [], failed) for index in range(options.samples)]
-    return samples
-
-
 def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
     """Roll out every task that is not in `done`, and append its samples to `path`. Returns {task: [Sample, ...]}.
 
-    done: the problems that are complete, see open_folder; this function adds those that it rolls out, and prints a line
-    for each. Each of several ranks takes every N-th batch, and appends whole lines to the same file.
+    done: the problems that are complete; this function adds those that it rolls out, and prints a line for each. Each
+    of several ranks takes every N-th batch, and appends whole lines to the same files.
     """
     tasks_left = [task for task in tasks if task.name not in done]  # they are incomplete
     size = max(1, min(options.batch // options.samples, math.ceil(len(tasks_left) / ranks.count())))  # no rank is idle
     batches = [tasks_left[first:first + size] for first in range(0, len(tasks_left), size)]
     own = ranks.share(batches)
+    unfinished = path.with_name(UNFINISHED)
     with Progress(sum(map(len, own)) * options.samples, "sample", hidden=ranks.rank() > 0) as progress:
         progress.begin(path.parent.name)
         for batch in own:
-            for name, samples in sample_batch(model, library, sandbox, batch, options):
+            for name, samples in sample_batch(model, library, sandbox, batch, options, unfinished):
                 with open(path, "a") as file:
                     file.write(lines({name: samples}))
                 done[name] = samples
@@ -358,41 +335,68 @@ def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
                 progress.say(levels.problem_line(name, problem_figures(samples), options.samples))
     for part in ranks.each(done):  # what each rank has rolled out
         done |= part
+    unfinished.unlink(missing_ok=True)
     return {task.name: done[task.name] for task in tasks}
 
 
-def sample_batch(model, library, sandbox, tasks, options):
+def sample_batch(model, library, sandbox, tasks, options, unfinished):
     """Yields (name, all its samples) of each of some tasks, as soon as it is complete.
 
     It makes one greedy selection for each task. Then it samples all rollouts of all tasks together, at
     options.temperature. A single sample is greedy, unless the strategy shows attempts the same prompt: greedy attempts
-    would then be equal.
+    would then be equal. unfinished: the path of UNFINISHED.
     """
     sandbox.prepare(tasks)  # with a GPU: load references in the background, while the model answers
-    # Each batch has its own random generator, so its samples do not depend on earlier batches.
-    seed = random.Random(f"{options.seed} {tasks[0].name}").getrandbits(60)
-    generator = torch.Generator(options.device).manual_seed(seed)
     chosen = [()] * len(tasks)  # the skills of each task
     if library is not None:
         greedy = Sampling(min(1024, options.max_new_tokens), 0.0, max_prompt_tokens=options.max_prompt_tokens)
         chosen = [s.skills for (s,) in select(model, library, tasks, 1, greedy, bm25_only=options.bm25_only)]
-    jobs = []
+    answers = read_answers(unfinished)
+    jobs, samples, known, keep = [], [], [], []  # of each sample
     for task, skills in zip(tasks, chosen):
-        jobs += [(task, skills)] * options.samples
+        names = [skill.name for skill in skills]
+        for index in range(options.samples):
+            jobs.append((task, skills))
+            samples.append(Sample(task.name, index, names, []))
+            known.append(answers[task.name, index, *names])
+            keep.append(functools.partial(write_answer, unfinished, [task.name, index, *names]))
+    # Each batch has its own random generator, so its samples do not depend on earlier batches. One that goes on after
+    # a kill needs other random numbers: with the first ones it would repeat samples that are known.
+    seed = random.Random(f"{options.seed} {tasks[0].name} {sum(map(len, known))}").getrandbits(60)
+    generator = torch.Generator(options.device).manual_seed(seed)
     sampling = Sampling(options.max_new_tokens, options.temperature, options.top_p, options.max_prompt_tokens)
     strategy = STRATEGIES[options.strategy]
     if options.samples == 1 and not strategy.same_prompts:
         sampling = replace(sampling, temperature=0.0)
-    groups = {task.name: [] for task in tasks}
-    for number, trajectory in each_rollout(model, sandbox, jobs, options.turns, sampling, generator, strategy,
-                                           options.tokens):
-        attempts = [Attempt(turn.completion.text, turn.verdict, len(turn.completion.token_ids) + turn.advice_tokens,
-                            turn.advice, turn.repeats) for turn in trajectory.turns]
-        skills = [skill.name for skill in trajectory.skills]
-        group = groups[trajectory.task.name]
-        group.append(Sample(trajectory.task.name, number % options.samples, skills, attempts))
-        if len(group) == options.samples:
-            yield trajectory.task.name, sorted(group, key=lambda sample: sample.index)
+    limits = Limits(options.turns, options.max_prompt_tokens, options.tokens)
+    trajectories, plays = begin_rollouts(model, sandbox, jobs, limits, generator, strategy)
+    plays = list(map(continued, plays, known, keep))
+    with model.sampler(sampling, generator) as sampler:
+        for number in play_in_waves(sampler, sandbox, plays):
+            samples[number].turns = list(map(attempt_of, trajectories[number].turns))
+            group = [sample for sample in samples if sample.task == samples[number].task]
+            if all(sample.turns for sample in group):
+                yield group[0].task, group
+
+
+def attempt_of(turn) -> Attempt:
+    """What results.jsonl keeps of a policy.Turn."""
+    tokens = len(turn.completion.token_ids) + turn.advice_tokens
+    return Attempt(turn.completion.text, turn.verdict, tokens, turn.advice)
+
+
+def write_answer(path, sample, answer):
+    """Append an answer that the play of a sample was given to UNFINISHED. sample: [task, index, *names of skills]."""
+    with open(path, "a") as file:
+        file.write(json.dumps({"sample": sample, "answer": answer}) + "\n")
+
+
+def read_answers(path) -> dict:
+    """{(task, index, *names of skills): answers that this play was given, in their order}; empty without a file."""
+    answers = defaultdict(list)
+    for line in read_lines(path):
+        answers[tuple(line["sample"])].append(line["answer"])
+    return answers
 
 
 def report(folder, summary):
@@ -402,8 +406,8 @@ def report(folder, summary):
     """
     config = summary["config"]
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    charts.save_png([charts.fast_p(summary["figures"])], folder / "fast_p.png",
-                    f"{config['source']}: {config['model']}, {summary['skills']}, {summary['clock']}")
+    charts.save_fast_p(summary["figures"], folder / "fast_p.png",
+                       f"{config['source']}: {config['model']}, {summary['skills']}, {summary['clock']}")
     write_page([folder], folder / "report.html")
     print(f"{levels.table(summary)}\n\n{folder}/report.html, {folder}/fast_p.png, {folder}/summary.json, "
           f"{folder}/results.jsonl")
@@ -417,31 +421,22 @@ def main(argv=None) -> int:
     options = complete(Options, given, size=int(given["device"] == "cuda"))
     tasks, model, library, config = start(options)
     folder = Path(options.out or f"runs/bench_level{options.level}")
-    parts = [(folder, library, config)]  # one benchmark, or two with --both
-    if options.both:
-        parts = [(folder / "no_skills", None, config | {"no_skills": True}), (folder / "skills", library, config)]
     with Sandbox(options.device, timeout=options.timeout, tasks=8, measure=PRECISE_SECONDS,
                  tolerance=options.tolerance, baseline=options.baseline) as sandbox:
-        for part, skills, described in parts:
-            done = ranks.first(open_folder(part, described) if ranks.rank() == 0 else None)
-            facts = {"clock": "modelled" if options.device == "cpu" else "measured", "config": described,
-                     "skills": "no skills" if skills is None else f"skills out of {len(skills)}"}
-            facts |= levels.provenance(options.device)
-            found = sum(map(len, done.values()))  # samples of an earlier, interrupted command
-            print(f"{part}: {levels.heading(facts)}\n{found} samples found. Interrupted, the same command continues.",
-                  flush=True)
-            done |= too_large_samples(tasks, options)
-            with page_if_interrupted(part, facts["command"]):
-                samples = evaluate(model, skills, sandbox, tasks, options, done, part / "results.jsonl")
-            if ranks.rank() == 0:
-                if options.server:
-                    facts["server"] = model.statistics()
-                report(part, facts | all_figures(samples))
+        done = ranks.first(open_folder(folder, config) if ranks.rank() == 0 else None)
+        facts = {"clock": "modelled" if options.device == "cpu" else "measured", "config": config,
+                 "skills": "no skills" if library is None else f"skills out of {len(library)}"}
+        facts |= levels.provenance(options.device)
+        found = sum(map(len, done.values()))  # samples of an earlier, interrupted command
+        print(f"{folder}: {levels.heading(facts)}\n{found} samples found, and {len(read_lines(folder / UNFINISHED))} "
+              "replies and verdicts of others. Interrupted, the same command continues.", flush=True)
+        with page_if_interrupted(folder, facts["command"]):
+            samples = evaluate(model, library, sandbox, tasks, options, done, folder / "results.jsonl")
     if options.server:
-        print(f"{options.server}: {json.dumps(model.statistics())}")
-    if options.both and ranks.rank() == 0:
-        write_page([part for part, _, _ in parts], folder / "report.html")
-        print(f"\nboth side by side: {folder}/report.html")
+        facts["server"] = model.statistics()
+        print(f"{options.server}: {json.dumps(facts['server'])}")
+    if ranks.rank() == 0:
+        report(folder, facts | all_figures(samples))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper: multi-turn rollouts).
+"""The Policy role: how a task, skills and feedback become a rollout of several turns (paper: multi-turn rollouts).
 
 One rollout is one coroutine, `play`, which reads from top to bottom as a single conversation: prompt, reply, kernel,
 verdict, next prompt. It yields what it needs answered, a Prompt or a Kernel, and is sent the answer. (The parameter
@@ -21,14 +21,14 @@ import functools
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from backbone import Completion
 from chat.calls import extract_code
 from chat.prompts import PROMPTS, fill, role_messages, skill_text
 from command.progress import count, expect
-from sandbox import Verdict, feedback
+from sandbox import Verdict, feedback, verdict_from_json
 from skills import Skill
 from tasks import Task, TaskError
 
@@ -55,7 +55,6 @@ class Turn:
     verdict: Verdict
     advice: str = ""  # text that a Strategy (below) adds to the feedback in the next prompt
     advice_tokens: int = 0  # tokens that the model sampled for it
-    repeats: bool = False  # the Strategy has refused this kernel: it was not judged and does not count
     reward: float | None = None  # filled in by reward_turns
     advantage: float | None = None  # filled in by advantages.credit; None for a void turn, which is in no group
     masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group"; MRS masks an advantages.Row
@@ -134,11 +133,6 @@ def as_sampled(reply) -> str:
     return reply
 
 
-def refuse_nothing(code, turns) -> str | None:
-    """Every kernel is judged."""
-    return None
-
-
 def no_advice(model, trajectory, longest):
     """Ask the model nothing between a verdict and the next prompt: yield nothing."""
     yield from ()
@@ -146,11 +140,10 @@ def no_advice(model, trajectory, longest):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a rollout goes on after its first attempt: four functions. The defaults are the paper's training."""
+    """How a rollout goes on after its first attempt. The defaults are the paper's training."""
 
     show: Callable = show_all  # (turns so far, torch.Generator) -> those that the next prompt shows, in order
     retell: Callable = as_sampled  # an earlier reply's text -> the text that later prompts show
-    refuse: Callable = refuse_nothing  # (code, turns so far) -> a reason not to judge this kernel, or None
     advise: Callable = no_advice  # (model, trajectory, longest prompt): a coroutine like `play`. It may yield Prompts
     #                               and set the last turn's `advice`
     same_prompts: bool = False  # can two attempts have the same prompt? If so, bench.py never samples greedily
@@ -172,7 +165,7 @@ print_once = functools.cache(print)  # prints each text only the first time
 class Limits(NamedTuple):
     """When a rollout ends."""
 
-    turns: int  # T: attempts, without those that the strategy refuses
+    turns: int  # T
     prompt_tokens: float = math.inf  # no reply is sampled to a longer prompt
     tokens: float = math.inf  # a rollout that has sampled so many gets no further turn
 
@@ -190,17 +183,13 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
     while len(prompt) <= limits.prompt_tokens:
         reply = yield Prompt(prompt)
         code = extract_code(reply.text)
-        reason = strategy.refuse(code, trajectory.turns) if code else None
-        if reason:
-            verdict = not_judged(sandbox, reason)
-        elif code:
+        if code:
             verdict = yield Kernel(trajectory.task, code)
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)
-        trajectory.turns.append(Turn(reply, code, verdict, repeats=bool(reason)))
-        attempts = sum(not turn.repeats for turn in trajectory.turns)
-        if attempts >= limits.turns or trajectory.tokens >= limits.tokens:
+        trajectory.turns.append(Turn(reply, code, verdict))
+        if len(trajectory.turns) >= limits.turns or trajectory.tokens >= limits.tokens:
             return
         yield from strategy.advise(model, trajectory, limits.prompt_tokens)
         shown = strategy.show(trajectory.turns, generator)
@@ -222,24 +211,26 @@ def next_prompt(model, trajectory, shown, strategy) -> list[int]:
     return model.chat_ids(messages)
 
 
-def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
-    """One Trajectory for each (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
+def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy()):
+    """A Trajectory for each job, in their order (paper: T = 3 turns, temperature 1.0). A job is a (task, skills) pair.
 
-    Each rollout has up to `turns` turns. It ends earlier once it has sampled `budget` tokens, or if its next prompt is
-    too long. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task cannot
-    be run, only its own rollouts fail.
+    Each rollout has up to `turns` turns. It ends earlier if its next prompt is too long. If a job's first prompt has
+    more than sampling.max_prompt_tokens, its one turn says so. If a task cannot be run, only its own rollouts fail.
 
     sampling      a backbone.Sampling
     generator     a torch.Generator for all sampling; an equal state gives equal rollouts
     """
-    ended = dict(each_rollout(model, sandbox, jobs, turns, sampling, generator, strategy, budget))
-    return [ended[number] for number in range(len(jobs))]
+    limits = Limits(turns, sampling.max_prompt_tokens or math.inf)
+    trajectories, plays = begin_rollouts(model, sandbox, jobs, limits, generator, strategy)
+    with model.sampler(sampling, generator) as sampler:
+        for _ in play_in_waves(sampler, sandbox, plays):
+            pass
+    return trajectories
 
 
-def each_rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
-    """Yields (number of its job, Trajectory) of each rollout as soon as it ends. Arguments as of `rollout`."""
-    expect("kernels judged", len(jobs) * turns)
-    limits = Limits(turns, sampling.max_prompt_tokens or math.inf, budget)
+def begin_rollouts(model, sandbox, jobs, limits, generator=None, strategy=Strategy()) -> tuple[list, list]:
+    """(an empty Trajectory for each job, the `play` of each, which will fill it)."""
+    expect("kernels judged", len(jobs) * limits.turns)
     # All rollouts of a scheme begin with the same prompt.
     first_prompt = functools.cache(lambda task, skills: model.chat_ids(policy_messages(task, skills)))
     trajectories, plays = [], []
@@ -248,9 +239,7 @@ def each_rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy
         trajectories.append(trajectory)
         prompt = first_prompt(task, trajectory.skills)
         plays.append(play(model, sandbox, trajectory, prompt, limits, strategy, generator))
-    with model.sampler(sampling, generator) as sampler:
-        for number in play_in_waves(sampler, sandbox, plays):
-            yield number, trajectories[number]
+    return trajectories, plays
 
 
 def play_in_waves(sampler, sandbox, plays):
@@ -276,11 +265,12 @@ def play_in_waves(sampler, sandbox, plays):
             futures[number].add_done_callback(lambda _: count("kernels judged"))
 
     for number in range(len(plays)):
-        resume(number)  # to its first prompt
+        resume(number)  # to its first request: a Prompt, or in a benchmark that is `continued` perhaps a Kernel
         if number not in requests:
             yield number
-    while requests:  # all are Prompts here, since each wave answers all of its Kernels
-        prompts = {number: requests[number].ids for number in sorted(requests)}
+        submit(number)
+    while requests:  # a wave answers all of its Kernels, so now all requests without a future are Prompts
+        prompts = {number: requests[number].ids for number in sorted(requests) if number not in futures}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
                 resume(number, reply)
@@ -296,6 +286,29 @@ def play_in_waves(sampler, sandbox, plays):
             resume(number, verdict_of(sandbox, futures.pop(number)))
             if number not in requests:
                 yield number
+
+
+def continued(play, known, keep):
+    """The same play in a benchmark that was interrupted (bench.py). It asks only for answers that are not yet known.
+
+    known: records of the first answers, in their order. keep(record) is called for each further answer. A record can be
+    written as JSON. It has no prompt, since the play itself makes the prompts.
+    """
+    records, answer = iter(known), None
+    with contextlib.suppress(StopIteration):  # the play has ended
+        while True:
+            request = play.send(answer)
+            record = next(records, None)
+            if record is None:
+                answer = yield request
+                record = asdict(answer)
+                for name in ("prompt_ids", "logprobs"):
+                    record.pop(name, None)
+                keep(record)
+            elif isinstance(request, Prompt):
+                answer = Completion(request.ids, logprobs=[], **record)
+            else:
+                answer = verdict_from_json(record)
 
 
 def score_pairs(sandbox, pairs) -> list[Verdict]:
@@ -335,35 +348,20 @@ def davinci_reward(verdict, cap=SPEEDUP_CAP) -> float:
     return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), cap) + 0.5 * (verdict.coverage or 0.0)
 
 
-def as_given(trajectories, sandbox):
-    """The default of Reward.revise: change nothing. Each reward depends on its turn's verdict alone."""
+REWARDS = {"davinci": davinci_reward}  # name -> function of a Verdict: the reward r of its turn
 
 
-@dataclass(frozen=True)
-class Reward:
-    """How turns are rewarded."""
-
-    of: Callable  # of(Verdict) is the reward r of its turn
-    revise: Callable = as_given  # revise(trajectories, sandbox) may raise these rewards afterwards
-
-
-REWARDS = {"davinci": Reward(davinci_reward)}
-
-
-def reward_turns(trajectories, reward, sandbox, mask_void=True):
-    """Fill in the reward of every turn. reward: a Reward. sandbox: the one that has judged them.
+def reward_turns(trajectories, reward, mask_void=True):
+    """Fill in the reward of every turn. reward: a function of REWARDS.
 
     With mask_void a turn that fails after a success is void. In symbols: if r_t <= 0 and some earlier r_u > 0, turn t
     is void and r_t becomes 0. It is in no group and has no loss, so trying to improve a working kernel costs nothing.
     """
     for trajectory in trajectories:
-        for turn in trajectory.turns:
-            turn.reward = reward.of(turn.verdict)
-    reward.revise(trajectories, sandbox)
-    for trajectory in trajectories if mask_void else ():
         best = 0.0  # reward of the turns so far
         for turn in trajectory.turns:
-            if turn.reward <= 0 < best:
+            turn.reward = reward(turn.verdict)
+            if mask_void and turn.reward <= 0 < best:
                 turn.masked, turn.reward = "void", 0.0
             best = max(best, turn.reward)
 

@@ -7,7 +7,7 @@ It is also an example for forks: write a function, and give it a name in one of 
 of an option. reinforce.py and bench.py import this file, so its entries can be used there.
 
     table                       an entry                                        is chosen by
-    policy.REWARDS              Reward(of, revise)                              --reward NAME
+    policy.REWARDS              function: Verdict -> reward                     --reward NAME
     policy.HISTORIES            Strategy(...), used in training                 --set history=NAME
     policy.STRATEGIES           Strategy(...), used at test time                bench.py --strategy NAME
     policy.VERDICT_FORMS        function: Verdict -> text                       `verdict_form` in a file of prompts
@@ -17,12 +17,10 @@ of an option. reinforce.py and bench.py import this file, so its entries can be 
 
 A reward and a recipe that uses it, in two lines:
 
-    REWARDS["speed"] = Reward(lambda verdict: verdict.speedup if verdict.correct else 0.0)
+    REWARDS["speed"] = lambda verdict: verdict.speedup if verdict.correct else 0.0
     RECIPES["mine"] = dict(reward="speed", gamma=0.5)
 """
 
-import ast
-import atexit
 import functools
 import statistics
 
@@ -30,9 +28,10 @@ import torch
 
 from advantages import BASELINES, LOSS_MEANS, Baseline, group_mean
 from chat.calls import after_thoughts, extract_code
+from chat.prompts import PROMPTS
 from chat.release import json_feedback
-from policy import HISTORIES, REWARDS, STRATEGIES, VERDICT_FORMS, Prompt, Reward, Strategy, davinci_reward, score_pairs
-from sandbox import Sandbox, feedback
+from policy import HISTORIES, REWARDS, STRATEGIES, VERDICT_FORMS, Prompt, Strategy, davinci_reward
+from sandbox import feedback
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Options
@@ -45,22 +44,20 @@ RECIPES = {
     # As in Dr. Kernel's script for 14B: no oversampling, prompts of at most 10,240 tokens.
     "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3, oversample=1,
                      prompt_tokens=(3500, 6500, 10240)),
-    # Kevin (arXiv 2507.11948) is a model that thinks. It writes CUDA C++; our prompts ask for Triton.
+    # Kevin (arXiv 2507.11948) trains QwQ-32B, a model that thinks, to write CUDA C++. Our prompts ask for Triton.
     "kevin": OFF | dict(reward="kevin", gamma=0.4, baseline="group-norm", loss_mean="token", k=0, n=16, loss_scale=1.0,
                         turns=4, temperature=0.9, history="condensed", thinking=True),
-    # CUDA Agent's reward alone. It trains by PPO with a critic, and its model works with tools over many turns.
+    # CUDA Agent's reward alone. CUDA Agent itself trains by PPO with a critic, lets the model use tools over many
+    # turns, and begins with rejection fine-tuning (sft.py --from-rollouts does that).
     "cuda-agent": OFF | dict(reward="cuda-agent"),
 }
-# What a recipe leaves out. reinforce.py prints it at the start.
-LEFT_OUT = {"kevin": "CUDA C++, QwQ-32B",
-            "cuda-agent": "PPO's critic, tools, and rejection fine-tuning (sft.py --from-rollouts does that)"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Dr. Kernel (arXiv 2602.05885) has turn-level REINFORCE with leave-one-out, PRS and MRS. daVinci-kernel adds the skill
 # library to it. Dr. Kernel's reward clips the speedup at 3.
 
-REWARDS["drkernel"] = Reward(functools.partial(davinci_reward, cap=3.0))
+REWARDS["drkernel"] = functools.partial(davinci_reward, cap=3.0)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -103,50 +100,24 @@ def condensed(reply) -> str:
     return summary + (f"\n\n```python\n{code}```" if code else "")
 
 
-REWARDS["kevin"] = Reward(kevin_reward)
+REWARDS["kevin"] = kevin_reward
 BASELINES["group-norm"] = Baseline(group_norm, whole_task)
 LOSS_MEANS["token"] = token_count
 HISTORIES["condensed"] = Strategy(retell=condensed)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# CUDA Agent (arXiv 2602.24286) rewards milestones instead of a speedup: correct, faster than eager PyTorch, and faster
-# than torch.compile. The last one needs a second timing, so the Reward's `revise` adds it.
-
-MILESTONE = 1 / 0.95  # 5 % faster means 5 % less time
-
+# CUDA Agent (arXiv 2602.24286) rewards milestones instead of a speedup. We leave out its third one, 5 % faster than
+# torch.compile with reward 3, because it needs a second timing.
 
 def milestone_reward(verdict) -> float:
-    """-1: incorrect. 1: correct. 2: also 5 % faster than eager PyTorch. (3: see third_milestone.)"""
+    """-1: incorrect. 1: correct. 2: also 5 % faster than eager PyTorch, that is, in 5 % less time."""
     if not verdict.correct:
         return -1.0
-    return 2.0 if verdict.speedup > MILESTONE else 1.0
+    return 2.0 if verdict.speedup > 1 / 0.95 else 1.0
 
 
-def third_milestone(trajectories, sandbox):
-    """Turns that are also 5 % faster than torch.compile get 3. Without a GPU torch.compile is not timed."""
-    if sandbox.device == "cpu":
-        return
-    turns, pairs = [], []
-    for trajectory in trajectories:
-        for turn in trajectory.turns:
-            if turn.reward == 2.0:
-                turns.append(turn)
-                pairs.append((trajectory.task, turn.code))
-    for turn, verdict in zip(turns, score_pairs(compiled_sandbox(sandbox.device), pairs)):
-        if verdict.correct and verdict.speedup > MILESTONE:
-            turn.reward = 3.0
-
-
-@functools.cache
-def compiled_sandbox(device) -> Sandbox:
-    """The sandbox that judges against torch.compile. It opens at the first call, and closes when the program ends."""
-    sandbox = Sandbox(device, trials=1, tasks=4, baseline="compile")
-    atexit.register(sandbox.close)
-    return sandbox
-
-
-REWARDS["cuda-agent"] = Reward(milestone_reward, third_milestone)
+REWARDS["cuda-agent"] = milestone_reward
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -192,38 +163,23 @@ def ranked_parent(turns, generator=None, first=4, population=5) -> list:
     core/method.py). The `first` attempts are the first generation and see no parent, nor do attempts before the first
     correct one.
     """
-    parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)
-    parents = parents[:population]
+    distinct = {turn.code: turn for turn in turns if turn.verdict.correct}  # of equal kernels the last one
+    parents = sorted(distinct.values(), key=lambda turn: -turn.verdict.speedup)[:population]
     if len(turns) < first or not parents:
         return []
     chances = 1 / torch.arange(len(parents), 2.0 * len(parents), device=generator.device if generator else "cpu")
     return [parents[torch.multinomial(chances, 1, generator=generator)]]
 
 
-def refuse_repeat(code, turns) -> str | None:
-    """Refuse a kernel that an earlier attempt has written. See policy.Strategy.refuse."""
-    earlier = {normalised(turn.code) for turn in turns if turn.code}
-    return "an earlier attempt had the same kernel" if normalised(code) in earlier else None
-
-
-@functools.cache
-def normalised(code) -> str:
-    """The code in a normal form: kernels that differ only in comments, blank lines and layout become equal."""
-    try:
-        return ast.unparse(ast.parse(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: thousands of nested operators
-        return " ".join(code.split())
-
-
-STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=refuse_repeat, same_prompts=True, least_turns=5)
+STRATEGIES["evolve"] = Strategy(show=ranked_parent, same_prompts=True, least_turns=5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The release's feedback, for its own prompts
 
 def release_feedback(verdict) -> str:
-    """The verdict and its reward as JSON."""
-    return json_feedback(verdict, davinci_reward(verdict))
+    """The verdict and its reward, by the run's --reward, as JSON."""
+    return json_feedback(verdict, REWARDS[PROMPTS["shown_reward"]](verdict))
 
 
 VERDICT_FORMS["json"] = release_feedback

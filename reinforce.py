@@ -7,18 +7,18 @@
     ablations: --no-skills --bm25-only --no-verify --freeze-selection --freeze-summary --baseline group-mean
 
 One model answers in three roles: Selection chooses skills for a task, Policy writes kernels with them over T turns,
-Summary turns the best rollout into new skills. A *scheme* is the set of skills that a rollout has. A task has k + 1
-schemes: Selection chooses k, and the null scheme has no skills. A reply's return G is compared with the returns of its
-*group* (advantages.py). Its weight multiplies its advantage in the joint loss:
+Summary turns the best rollout into new skills. A *rollout* is one conversation of the Policy: T kernels for one task.
+A *scheme* is the set of skills that a rollout is given. A task has k + 1 schemes: Selection chooses k, and the null
+scheme has no skills. Every reply gets a return G. Its advantage compares G with the returns of the reply's *group*
+(advantages.py), and the role's weight multiplies the advantage in the joint loss:
 
     role       return G                                        group                                weight
     policy     r_t + gamma * G_{t+1}                           same task, same turn, all rollouts   1
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
-r_t is the reward of turn t. The options explain the other symbols. A *row* is one reply in the loss. `train` is the
-step, phase by phase; the functions below it are its phases, in their order. results/faithful.md lists what the authors'
-release does differently.
+r_t is the reward of turn t; the options below explain the other symbols. `train` is the step, and the functions after
+it are its phases, in their order. results/faithful.md lists what the authors' release does differently.
 """
 
 if __name__ == "__main__":
@@ -37,7 +37,7 @@ class Options:
     """An `option` is a flag, a `setting` is changed by --set NAME=VALUE.
 
     A tuple holds three defaults: on 2 CPU cores (a run takes about 4 minutes), on a GPU, and for a model over a billion
-    parameters. The third is the paper's or its release's, where these give one.
+    parameters. The third is from the paper, or from its release, where they say one.
     """
 
     GROUPS: ClassVar = {"out": "the run", "model": "model and tasks", "steps": "sizes (paper's symbol: meaning)",
@@ -47,17 +47,14 @@ class Options:
     resume: bool = option(False, "continue the run in --out from its last checkpoint")
     device: str = option("", "default: cuda if there is a GPU", choices=("cpu", "cuda"))
     seed: int = option(0, "seed of the tasks and of all sampling")
-    eval_every: int = option((2, 10, 0), "evaluate on problems with redundant operators every so many steps, with the "
-                             "library and without (0: before and after, as on the other built-in problems)")
-    no_eval: bool = option(False, "skip every evaluation")
-    log: str = option("files", "where the metrics go, besides metrics.jsonl", choices=("files", "tensorboard", "wandb"))
+    eval_every: int = option((2, 10, 0), "steps between evaluations on redundant operators (0: before and after alone)")
+    eval: str = option("all", "which problems are evaluated", choices=("all", "redundant", "none"))
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
-    tasks: str = option("synth", "synth: synthesised problems; builtin: those of the evaluation; a folder; "
-                        "a parquet file as hkust-nlp/drkernel-rl-data")
+    tasks: str = option("synth", "synth (synthesised), a folder, or a parquet file as hkust-nlp/drkernel-rl-data")
     prompts: str = option("", "YAML file as chat/prompts.yaml, or a folder of them")
     thinking: bool = option(False, "let replies begin with thoughts, if the chat template can switch them on and off")
     offload: bool = option(False, "keep the optimiser's state in the host's memory")
-    steps: int = option((6, 100, 200), "training steps", above_0=True)
+    steps: int = option((8, 100, 200), "training steps", above_0=True)
     batch: int = option((3, 16, 16), "B: tasks in a step", above_0=True)
     k: int = option((3, 3, 3), "k: selections sampled for each task; with the null scheme they make k + 1 schemes")
     n: int = option((2, 4, 4), "n: rollouts of each scheme", above_0=True)
@@ -70,21 +67,21 @@ class Options:
     recipe: str = option("davinci", "options that go together: a name in recipes.RECIPES, such as kevin")
     reward: str = option("davinci", "r, reward of a turn: a name in policy.REWARDS")
     baseline: str = option("leave-one-out", "what a return is compared with: a name in advantages.BASELINES")
-    skills: bool = option(True, "select and write skills; without: (k + 1) n rollouts on the bare task")
+    skills: bool = option(True, "select and write skills; without, all (k + 1) n rollouts see the bare task")
     bm25_only: bool = option(False, "every scheme has BM25's first 3 skills; no Selection role")
-    no_verify: bool = option(False, "run no new skill: stage the first well-formed; a summary with one has return 1")
+    no_verify: bool = option(False, "stage a task's first well-formed skill unverified; its summary has return 1")
     freeze_selection: bool = option(False, "Selection is used but not trained")
     freeze_summary: bool = option(False, "Summary is used but not trained")
 
-    gamma: float = setting(1.0, "gamma: share of the next turn's return in a turn's return", most=1)
+    gamma: float = setting(1.0, "gamma: discount, how much of the next turn's return counts for a turn", most=1)
     history: str = setting("all", "which earlier turns a prompt shows: a name in policy.HISTORIES")
     loss_mean: str = setting("reply", "what the loss is a mean over: a name in advantages.LOSS_MEANS")
-    loss_scale: float = setting((30.0, 30.0, 1000.0), "c: divides the loss, so that its gradient's norm is rarely "
-                                "above grad_clip; about a tenth of a reply's tokens", above_0=True)
+    loss_scale: float = setting((30.0, 30.0, 1000.0), "c: divides the loss; about a tenth of a reply's tokens",
+                                above_0=True)
     prs: bool = setting(True, "PRS (profiling-based rejection): mask correct turns whose own kernels do little")
     mrs: bool = setting(True, "MRS (mismatch rejection): mask replies on which sampler and trainer disagree")
     mask_void: bool = setting(True, "a turn that fails after a success is void: no loss, in no baseline")
-    min_std: float = setting(1e-3, "rewards that deviate less are not trained on; Policy: those of a task's last turns")
+    min_std: float = setting(1e-3, "skip a group whose rewards deviate less (Policy: a task, by its last turns)")
     cross_scheme: bool = setting(True, "cross-scheme advantages: divide a task's advantages by their mean magnitude")
     min_gain: float = setting(1.2, "g: a kernel must be g times faster to trigger a summary, or to verify a skill")
     selection_weight: float = setting(0.3, "lambda_sel: weight of Selection's advantages")
@@ -93,11 +90,11 @@ class Options:
     clip_high: float = setting(0.28, "epsilon_high: the ratio rho is clipped at 1 + this")
     grad_clip: float = setting(1.0, "largest norm of the gradient", above_0=True)
     temperature: float = setting(1.0, "of all sampling in training")
-    oversample: int = setting((1, 1, 2), "tasks rolled out for each of the B that are kept", above_0=True)
+    oversample: int = setting((1, 1, 2), "tasks rolled out for each of B; the first B that vary are kept", above_0=True)
     selection_tokens: int = setting((250, 400, 1024), "most tokens of a Selection reply", above_0=True)
     summary_tokens: int = setting((600, 1000, 2048), "most tokens of a Summary reply", above_0=True)
     trials: int = setting((3, 5, 5), "correctness trials for each kernel, with fresh inputs", above_0=True)
-    eval_samples: int = setting((1, 4, 8), "rollouts of each evaluation problem; if 1, it is greedy", above_0=True)
+    eval_samples: int = setting((1, 4, 8), "rollouts of each evaluation problem; a single one is greedy", above_0=True)
     save_every: int = setting((1, 5, 5), "steps between checkpoints; a killed run repeats those since", above_0=True)
 
 
@@ -112,24 +109,23 @@ import summarizer
 import tasks
 from advantages import BASELINES, LOSS_MEANS, clipped_loss, credit, mismatched
 from backbone import Sampling
-from fast import ranks, rescore
 from command.process import run_command
-from recipes import LEFT_OUT, RECIPES
-from run import (finish_run, finish_step, new_run, page_if_interrupted, resume_run, step_metrics,
-                 write_transcripts)
+from fast import ranks, rescore
+from recipes import RECIPES
+from run import finish_run, finish_step, new_run, page_if_interrupted, resume_run, step_metrics, write_transcripts
 from sandbox import Sandbox
 
 TABLES = {"recipe": RECIPES, "reward": policy.REWARDS, "baseline": BASELINES, "history": policy.HISTORIES,
           "loss_mean": LOSS_MEANS}  # option -> the table whose names it takes
 CONTRADICTIONS = [("--no-skills", "--bm25-only"), ("--no-skills", "--no-verify"), ("--no-skills", "--freeze-selection"),
                   ("--no-skills", "--freeze-summary"), ("--bm25-only", "--freeze-selection")]
-CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # by --resume
+CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "eval", "offload"}  # by --resume
 
 
 def configure(given, large=False) -> Options:
-    """All options. given: {name: value} of the command line, and device. large: over a billion parameters?
+    """All options: the command line overrides the recipe, and the recipe overrides the defaults. Raises UserError.
 
-    The command line overrides the recipe, and the recipe overrides the defaults. Raises UserError.
+    given: the names and values of the command line, and device. large: has the model over a billion parameters?
     """
     size = 2 if large else int(given["device"] == "cuda")
     name = given.get("recipe", "davinci")
@@ -143,8 +139,8 @@ def configure(given, large=False) -> Options:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The training step. Its `run` is a run.Run, the state of a run, not the module. A *rank* is one process of a run on
-# several GPUs. With one process the functions of `ranks` pass everything through.
+# The training step. `run` is the state of a run, of class run.Run. A *rank* is one process of a run on several GPUs;
+# with a single process the functions of `ranks` return what they are given.
 
 @dataclass
 class Episode:
@@ -154,7 +150,7 @@ class Episode:
     selections: list[selector.Selection]  # k
     trajectories: list[policy.Trajectory] = field(default_factory=list)  # (k + 1) n
     summaries: list[summarizer.Summary] = field(default_factory=list)  # s, if a rollout triggers
-    staged: summarizer.Proposal | None = None  # its skill joins the library after the update
+    staged: summarizer.Proposal | None = None  # the new skill that joins the library after the update
 
 
 def flat(lists) -> list:
@@ -163,10 +159,9 @@ def flat(lists) -> list:
 
 
 def train(run, stream):
-    """Repeat the paper's training step. stream: endless iterator over training tasks."""
+    """Repeat the paper's training step. stream: the training tasks, without end."""
     options = run.options
-    # With BM25 alone all k + 1 schemes have its skills. None is the null scheme.
-    selections_per_task = options.k + 1 if options.bm25_only else options.k
+    k = options.k + 1 if options.bm25_only else options.k  # with --bm25-only there is no null scheme
     with run.progress:
         if not run.step0_done:
             finish_step(run, {"step": 0, "clock": run.clock, "library": len(run.library)} | evaluate_if_due(run, 0))
@@ -175,7 +170,7 @@ def train(run, stream):
             batch = list(itertools.islice(stream, options.batch * options.oversample))
             run.sandbox.prepare(batch)  # builds references in the background, while Selection answers
             with run.phase("select"):  # k selections for each task; the null scheme is the (k + 1)th
-                episodes = select(run, batch, selections_per_task, options.temperature)
+                episodes = select(run, batch, k, options.temperature)
             with run.phase("roll out"):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox
                 sampling = Sampling(options.policy_tokens, options.temperature, max_prompt_tokens=options.prompt_tokens)
                 episodes = roll_out(run, episodes, options.k + 1, options.n, sampling, run.generator)
@@ -193,13 +188,13 @@ def train(run, stream):
                 flush(run, episodes)
             line = step_metrics(run, episodes, losses) | evaluate_if_due(run, run.step + 1)
             write_transcripts(run, f"step_{run.step + 1}", episodes)
-            run.step += 1  # it counts complete steps: so far this step's number was run.step + 1
+            run.step += 1  # complete steps; until here this step's number was run.step + 1
             finish_step(run, line)
             run.progress.update()
 
 
 def select(run, batch, k, temperature) -> list[Episode]:
-    """One episode for each task, with k selections (paper: BM25 recall, LLM reranking); with --no-skills 0."""
+    """One episode for each task, with k selections, or none with --no-skills (paper: BM25 recall, LLM reranking)."""
     options = run.options
     sampling = Sampling(options.selection_tokens, temperature, max_prompt_tokens=options.prompt_tokens)
     selections = ranks.distribute(batch, lambda part: selector.select(
@@ -210,18 +205,17 @@ def select(run, batch, k, temperature) -> list[Episode]:
 def roll_out(run, episodes, schemes, n, sampling, generator) -> list[Episode]:
     """Fill in n rollouts of each of a task's schemes (paper: roll out).
 
-    A task's selections are its first schemes, and null schemes fill the list up to `schemes`. Training adds one. With
-    --no-skills all are null schemes, so the number of rollouts stays the same. Several ranks split the rollouts by
-    scheme. Each of them then gets every N-th episode, complete, and `train` gathers these later.
+    The first schemes are the task's selections. The others, up to the number `schemes`, are null schemes: one in
+    training, all of them with --no-skills, so that the number of rollouts stays the same. With several ranks each rolls
+    out some of the schemes. Then each rank gets every N-th episode, complete; `train` gathers them again.
     """
     jobs = []  # (task, skills) of each rollout: a task's rollouts together, scheme by scheme
     for episode in episodes:
         chosen = [selection.skills for selection in episode.selections]
         for skills in chosen + [()] * (schemes - len(chosen)):
-            jobs += [(episode.task, skills)] * n  # equal jobs stay on one rank, which computes their prompt once
-    history = policy.HISTORIES[run.options.history]
+            jobs += [(episode.task, skills)] * n  # equal jobs go to one rank, which computes their prompt once
     trajectories = ranks.distribute(jobs, lambda part: policy.rollout(
-        run.model, run.sandbox, part, run.options.turns, sampling, generator, history))
+        run.model, run.sandbox, part, run.options.turns, sampling, generator, policy.HISTORIES[run.options.history]))
     for place, episode in enumerate(episodes):
         episode.trajectories = trajectories[place * schemes * n:(place + 1) * schemes * n]
         for number, trajectory in enumerate(episode.trajectories):
@@ -230,14 +224,13 @@ def roll_out(run, episodes, schemes, n, sampling, generator) -> list[Episode]:
 
 
 def score(run, episodes):
-    """Fill in the reward of every turn and of every selection (paper: reward; selection reward).
+    """Fill in the reward of every turn, and of every selection (paper: selection reward).
 
-    G_sel(S) = mean over rollouts i with skills S of max_t r_it. Selections of the same set of skills pool their
-    rollouts; a selection of no skills pools with the null scheme, which has the same (empty) set.
+    G_sel(S) = mean over the rollouts i with the set of skills S of max_t r_it. So two selections of the same skills
+    share their rollouts, and an empty selection shares those of the null scheme.
     """
-    options = run.options
     rollouts = flat(episode.trajectories for episode in episodes)
-    policy.reward_turns(rollouts, policy.REWARDS[options.reward], run.sandbox, options.mask_void)
+    policy.reward_turns(rollouts, policy.REWARDS[run.options.reward], run.options.mask_void)
     for episode in episodes:
         for selection in episode.selections:
             pooled = [t.best_reward for t in episode.trajectories if set(t.skills) == set(selection.skills)]
@@ -249,23 +242,17 @@ def summarise(run, episodes):
     options = run.options
     if not options.skills:
         return
-    triggered, winners = [], []
-    for episode in episodes:
-        winner = summarizer.best_trigger(episode.trajectories, options.min_gain)
-        if winner:
-            triggered.append(episode)
-            winners.append(winner)
+    winners = [summarizer.best_trigger(episode.trajectories, options.min_gain) for episode in episodes]
     sampling = Sampling(options.summary_tokens, options.temperature, max_prompt_tokens=options.prompt_tokens)
-    # Called without winners, too: the sampler draws from the generator, which must advance equally on all ranks.
     answers = summarizer.propose(run.model, winners, options.s, run.library, sampling, run.generator)
-    for episode, summaries in zip(triggered, answers):
+    for episode, summaries in zip(episodes, answers):
         episode.summaries = summaries
 
 
 def verify(run, episodes):
     """Verify the proposals, fill in the summaries' rewards, and stage each task's best passing proposal."""
     options = run.options
-    sampling = Sampling(options.policy_tokens, temperature=0.0, max_prompt_tokens=options.prompt_tokens)
+    sampling = Sampling(options.policy_tokens, max_prompt_tokens=options.prompt_tokens)
     if not options.no_verify:
         summarizer.verify(run.model, run.sandbox, [e.summaries for e in episodes], sampling, options.min_gain)
     for episode in episodes:
@@ -279,10 +266,9 @@ def update(model, optimizer, chains, options) -> dict:
 
         L = 1 / (c R) * sum over rows and their tokens of l_n
 
-    l_n is the loss of token n (advantages.clipped_loss) and c is loss_scale. R is the number of rows, or what else
-    LOSS_MEANS counts. A chain is a list of rows: one rollout's turns in order, or one reply of another role. If each
-    prompt extends the turn before, one forward serves the chain. A row without a gradient counts in R and is not
-    computed. Gradients add up over micro-batches and ranks. Returns metrics:
+    A row is one reply. A chain is a rollout's rows in the order of turns, or one row of another role. l_n is the loss
+    of token n (advantages.clipped_loss). c is loss_scale. R is the number of rows, or what else LOSS_MEANS counts. Rows
+    without a gradient count in R, but are not computed. Gradients add up over micro-batches and ranks. Returns metrics:
 
         loss             L
         tokens_trained   tokens with a gradient
@@ -293,19 +279,19 @@ def update(model, optimizer, chains, options) -> dict:
     divisor = options.loss_scale * LOSS_MEANS[options.loss_mean](flat(chains))
     trained = []  # the chains, without the rows that need no gradient
     for chain in chains:
-        trained.append([row for row in chain if row.advantage and not row.masked])  # masked: by PRS
-    # Sort by length, then deal them out in turn (`share`), so that all ranks get about as many tokens.
+        trained.append([row for row in chain if row.advantage and not row.masked])  # PRS has masked
+    # Sorted by length and dealt out in turn, so that all ranks get about the same number of tokens.
     own = ranks.share(sorted(filter(None, trained), key=lambda chain: len(chain[-1].completion.prompt_ids)))
-    loss, ratio_off = torch.zeros((), device=model.device), 0.0
+    loss, ratio_off = 0.0, 0.0
     model.release()  # the sampler's cache: activations need its memory
     for micro_batch in ranks.equally_many(list(rescore.micro_batches(own, options.update_tokens))):
         part, off = micro_batch_loss(model, micro_batch, options)
         (part / divisor).backward()  # this micro-batch's part of L adds to the gradients of those before it
         loss += part.detach() / divisor
         ratio_off = max(ratio_off, off)
-    # micro_batch_loss has set `masked` of the rows that MRS rejects.
+    # micro_batch_loss has masked the rows that MRS rejects.
     kept = [len(row.completion.token_ids) for row in flat(own) if not row.masked]
-    metrics = ranks.summed({"loss": loss.item(), "tokens_trained": sum(kept), "mrs_masked": len(flat(own)) - len(kept)})
+    metrics = ranks.summed({"loss": float(loss), "tokens_trained": sum(kept), "mrs_masked": len(flat(own)) - len(kept)})
     metrics |= {"ratio_off": max(ranks.each(ratio_off)), "grad_norm": 0.0}
     if metrics["tokens_trained"]:
         norm = ranks.clip_gradients(optimizer, model.model.parameters(), options.grad_clip)
@@ -343,10 +329,7 @@ def micro_batch_loss(model, chains, options):
 
 
 def flush(run, episodes):
-    """Staged skills join the library (paper: flush), and every step leaves a snapshot of it.
-
-    The fastest joins first. A skill that equals a faster one of this step is unstaged.
-    """
+    """Staged skills join the library, the fastest first (paper: flush). Of equal ones only the fastest joins."""
     joined = set()  # keys (summarizer.identity) of the skills that have joined in this step
     staged = [episode for episode in episodes if episode.staged]
     for episode in sorted(staged, key=lambda episode: episode.staged.skill.verify_speedup or 0, reverse=True):
@@ -356,61 +339,55 @@ def flush(run, episodes):
         else:
             episode.staged = None
         joined |= keys
-    if run.writes:
-        run.library.save(run.out / f"skill_library/global_step_{run.step + 1}.jsonl")
 
 
 def evaluate_if_due(run, step) -> dict:
     """Metrics of the evaluations that are due after `step` complete steps; 0 is the model before training.
 
-    The built-in problems are evaluated before and after training. Those with redundant operators are evaluated every
-    --eval-every steps, too. with_* are their metrics with the library (one greedy selection), without_* those without.
+    eval_*: the built-in problems, before and after training. with_*, without_*: the problems with redundant operators,
+    with the library and without it, every --eval-every steps, too.
     """
     options, line = run.options, {}
-    ends = step in (0, options.steps)  # before or after training
-    if ends and not options.no_eval:
-        episodes = evaluate(run, "eval", tasks.builtin_tasks(device=run.model.device.type), 1, step)
-        line |= named("eval", flat(episode.trajectories for episode in episodes))
-    if (ends or (options.eval_every and step % options.eval_every == 0)) and not options.no_eval:
-        episodes = evaluate(run, "redundant", tasks.redundant_tasks(run.model.device.type), 2, step)
-        line |= named("with", flat(episode.trajectories[:options.eval_samples] for episode in episodes))
-        line |= named("without", flat(episode.trajectories[options.eval_samples:] for episode in episodes))
+    if options.eval == "none":
+        return {}
+    ends = step in (0, options.steps)
+    if ends and options.eval == "all":
+        line |= evaluate(run, "eval", tasks.builtin_tasks(device=options.device), ["eval"], step)
+    if ends or (options.eval_every and step % options.eval_every == 0):
+        line |= evaluate(run, "redundant", tasks.redundant_tasks(options.device), ["with", "without"], step)
     return line
 
 
-def evaluate(run, name, problems, schemes, step) -> list[Episode]:
-    """The problems with one greedy selection each (paper: T turns), and with a null scheme where `schemes` is 2."""
-    options = run.options
+def evaluate(run, name, problems, schemes, step) -> dict:
+    """Metrics of these problems. schemes: for each scheme the prefix of its metrics' names.
+
+    The first scheme is one greedy selection, the second the null scheme. A rollout has T turns, as in training (paper).
+    """
+    options, line = run.options, {}
     # The evaluation has its own generator, so that it does not change how training goes on.
     generator = torch.Generator(run.model.device).manual_seed((options.seed * 1_000_003 + step) % 2**63)
     sampling = Sampling(options.policy_tokens, 0.0 if options.eval_samples == 1 else 1.0, top_p=0.95,
                         max_prompt_tokens=options.prompt_tokens)
     with run.phase("evaluate"):
         episodes = select(run, problems, 1, 0.0)
-        episodes = roll_out(run, episodes, schemes, options.eval_samples, sampling, generator)
+        episodes = roll_out(run, episodes, len(schemes), options.eval_samples, sampling, generator)
         score(run, episodes)
         episodes = ranks.gather(episodes)
     write_transcripts(run, f"{name}_{step}", episodes)
-    return episodes
+    for number, scheme in enumerate(schemes):
+        first = number * options.eval_samples  # of this scheme's rollouts
+        rollouts = flat(episode.trajectories[first:first + options.eval_samples] for episode in episodes)
+        for metric, value in policy.rollout_metrics(rollouts).items():
+            line[f"{scheme}_{metric}"] = value
+    return line
 
-
-def named(prefix, trajectories) -> dict:
-    return {f"{prefix}_{name}": value for name, value in policy.rollout_metrics(trajectories).items()}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The command
 
 def main(argv=None) -> int:
     """Train, and show what was learnt. Returns the status of the process. Raises UserError for bad input."""
     given = parse(Options, argv, __doc__.split("\n")[0])
-    check_together(given, [("--no-eval", "--eval-every")])  # as typed: with a default they go together
     run = resume_run(given, configure, CHANGEABLE) if given.get("resume") else new_run(given, configure)
-    options = run.options
-    if options.recipe in LEFT_OUT:
-        print(f"--recipe {options.recipe} leaves out: {LEFT_OUT[options.recipe]}")
     with page_if_interrupted(run.out, f"python reinforce.py --out {run.out} --resume"), Sandbox(
-            options.device, trials=options.trials, tasks=8, secret=run.secret) as run.sandbox:  # see sandbox.Settings
+            run.options.device, trials=run.options.trials, tasks=8, secret=run.secret) as run.sandbox:
         train(run, run.stream)
     finish_run(run)
     return 0

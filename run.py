@@ -15,11 +15,12 @@ The folder of a run, --out of reinforce.py:
     in_use                                 the process that uses the folder
 
 A run may be killed at any instant. --resume continues from its last checkpoint, removes the files of later steps, and
-repeats these steps. A step passes on only weights, optimiser, library, the state of the random generator, and the
-position in the stream of tasks. So on a CPU the resumed run equals an uninterrupted one bit for bit. A small model has
-its first checkpoint before the first step.
+repeats these steps. A checkpoint holds all that one step hands to the next: weights, optimiser, library, and the state
+of the random generator. The position in the stream of tasks follows from the number of the step. So on a CPU the
+resumed run equals an uninterrupted one bit for bit.
 
-`episodes` is a list of reinforce.Episode, `options` a reinforce.Options. This file does not import these classes.
+`episodes` is a list of reinforce.Episode, `options` a reinforce.Options. reinforce.py imports this file, so this file
+cannot import those classes.
 """
 
 if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threads wait
@@ -29,7 +30,6 @@ if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threa
 import argparse
 import contextlib
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -43,11 +43,10 @@ import torch
 from tqdm import tqdm
 
 from backbone import Backbone, check_device
-from chat.prompts import read_prompts
+from chat.prompts import PROMPTS, read_prompts
 from fast import ranks
 from fast.optimizer import make_adamw
 from page import charts, levels, records
-from page.live import progress, tracker
 from page.writer import render
 from policy import rollout_metrics, verdict_text
 from command.files import find_path, hold, read_lines, user_error, write_atomically
@@ -57,15 +56,15 @@ from sandbox import Sandbox
 from selector import selection_metrics
 from skills import MODEL_FILE, SkillLibrary
 from summarizer import summary_metrics
-from synthetic import redundant  # noqa: F401 (it enters "synth" in tasks.SYNTHESISED)
-from tasks import task_stream
+from synthetic import redundant  # noqa: F401 (it enters "synth" in training.SYNTHESISED)
+from synthetic.training import task_stream
 
 
 @dataclass
 class Run:
     """The state of a run: what reinforce.py's phases read, and what one step hands to the next."""
 
-    options: object  # reinforce.Options, not imported here because reinforce.py imports this file
+    options: object  # reinforce.Options
     out: Path  # the run's folder
     model: Backbone  # the weights that are trained
     library: SkillLibrary  # grows after each update
@@ -73,14 +72,13 @@ class Run:
     optimizer: torch.optim.Optimizer  # or, with several ranks, ranks.ShardedOptimizer
     generator: torch.Generator  # of all sampling in training
     secret: str = ""  # the inputs of correctness trials follow from it; no candidate may know it
-    step0_done: bool = False  # is step 0, the evaluation before training, in metrics.jsonl already?
+    step0_done: bool = False  # is the evaluation before training already in metrics.jsonl?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     progress: Progress | None = None  # shows the step and its phase, see reinforce.train
     stream: object = None  # iterator over the training tasks of later steps
-    fitness: dict = field(default_factory=dict)  # of the user's tasks, see tasks.in_random_order
-    track: object = None  # track(numbers, step) logs them with the program that --log names
+    fitness: dict = field(default_factory=dict)  # of the user's tasks, see training.in_random_order
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # rank 0 writes files and progress
 
     @property
@@ -104,10 +102,10 @@ class Run:
 
 
 def new_run(given, configure) -> Run:
-    """A new run. If its model is not large it has a first checkpoint. Its sandbox is not open yet.
+    """A new run: check the options, load the model, and write the folder. The sandbox is not open yet.
 
-    given: {name: value} of the command line. configure(given, large): all options, see reinforce.configure.
-    Raises UserError; a run that is refused leaves nothing behind.
+    given: what the command line gives, a dict. configure: see reinforce.configure. Raises UserError. A run that is
+    refused leaves nothing behind.
     """
     name = given.get("out") or time.strftime("runs/%Y%m%d-%H%M%S")
     taken = (Path(name) / "checkpoint").exists() or bool(read_metrics(Path(name)))
@@ -125,7 +123,7 @@ def new_run(given, configure) -> Run:
     run.stream, run.fitness = itertools.chain([first], stream), fitness
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
     prepare_folder(run)
-    if not run.model.large:  # 100 GB take minutes. A large run that is killed before its first checkpoint starts anew
+    if not run.model.large:  # 100 GB take minutes to write: a large run that is killed early begins again
         save_checkpoint(run)
     return run
 
@@ -175,10 +173,9 @@ def check(options):
     It also reads the prompts. They are global: all roles use those that were read last.
     """
     check_device(options.device)
-    if options.log != "files" and not importlib.util.find_spec(options.log):
-        raise UserError(f"--log {options.log}: first pip install {options.log}")
     if options.prompts:
         read_prompts(options.prompts)
+    PROMPTS["shown_reward"] = options.reward
 
 
 def load(out, source, given, configure) -> Run:
@@ -188,7 +185,7 @@ def load(out, source, given, configure) -> Run:
     """
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
-        # Weights in a memory-mapped file are aligned otherwise, which may change the last bit of a product.
+        # A copy: weights in a memory-mapped file are aligned otherwise, which may change the last bit of a product.
         parameter.data = parameter.data.clone()
     options = configure(given, model.large)
     model.thinking = options.thinking
@@ -216,8 +213,6 @@ def prepare_folder(run):
         for step, path in records.numbered(out, pattern):
             if step > run.step:
                 path.unlink()
-    run.library.save(out / f"skill_library/global_step_{run.step}.jsonl")  # the page compares later libraries with it
-    run.track = tracker(options.log, out, asdict(options), run.step)
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
           f"({options.k} + 1) schemes x {options.n} rollouts x {options.turns} turns = "
@@ -237,8 +232,8 @@ def step_metrics(run, episodes, losses) -> dict:
         rows            {role: number of replies with an advantage}
         masked          {reason: number of replies without a loss}. "prs", "mrs" and "void": see advantages.py.
                         "group": the task is skipped, as its rewards do not vary or B tasks before it were kept
-        the others      policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics, update; seconds
-                        of each phase are added by finish_step, eval_* by reinforce.evaluate_if_due
+        the others      see policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics and
+                        reinforce.update; finish_step adds `seconds`, reinforce.evaluate_if_due the evaluations
     """
     trajectories, selections, summaries = [], [], []
     for episode in episodes:
@@ -265,20 +260,18 @@ def finish_step(run, line):
 
     line: what metrics.jsonl gets; the seconds of each phase are added to it. Step 0 is the evaluation before training.
     """
-    # Seconds of each phase. Waiting counts once (Run.phase), so they add up to the step's.
+    # They add up to the step's: waiting for the sandbox is counted once (Run.phase).
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     if run.writes:
+        run.library.save(run.out / f"skill_library/global_step_{run.step}.jsonl")
         with open(run.out / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
     if run.step == run.options.steps or (run.step and run.step % run.options.save_every == 0):
         save_checkpoint(run)
     if not run.writes:
         return
-    # Not `rows`, `masked`, `rejected` and `seconds`, which are dicts.
-    numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
-    run.track(numbers, run.step)
-    if run.step or "eval_fast_1" in line:  # step 0 is only shown if it was evaluated
-        run.progress.say(progress(line, run.options, run.library))
+    if run.step or "with_reward_best" in line:  # step 0 is only shown if it was evaluated
+        run.progress.say(records.step_in_words(line, run.options, run.library))
     if "evaluate" in line["seconds"] and run.step < run.options.steps:  # after the last step finish_run does it
         write_page([run.out], run.out / "report.html")
 
@@ -395,21 +388,16 @@ def summary_record(summary) -> dict:
 # Curves and the page
 
 
-def draw_curves(source):
-    """curves.png: all curves over the steps, by role, and the seconds of a step. source: a records.Source of a run."""
-    charts.save_png(charts.run_charts(source), source.folder / "curves.png", f"{source.folder}, {source.clock} clock")
-
-
 def write_page(folders, path) -> list:
-    """One HTML file that shows a run or a benchmark, or several of them side by side; and the curves of each run.
+    """The curves of each run, and one HTML file that shows a run or a benchmark, or several of them one after another.
 
     All of it is made from the folders alone. Returns a page.records.Source of each. Raises UserError.
     """
     sources = [records.read_folder(folder) for folder in folders]
-    write_atomically(path, render(sources))
     for source in sources:
         if source.metrics:
-            draw_curves(source)
+            charts.save_curves(source, source.folder / "curves.png")
+    write_atomically(path, render(sources))
     return sources
 
 

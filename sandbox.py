@@ -21,10 +21,9 @@ Two kinds of process do the work, a few judges and one recorder for each candida
                 but no values, and hands back a *program*: operator calls and compiled kernel launches, as data
     judge       has the references, inputs, comparison and clock. It runs programs, never a candidate's Python
 
-A candidate goes through five steps, on both clocks:
+A candidate goes through four steps, on both clocks:
 
-    read        the text
-    record      the forward twice; both programs must be equal
+    record      run the text, record the forward twice; both programs must be equal
     check       in each trial run the program on new inputs, then the reference, and compare
     leave out   each kernel in turn: does it matter?
     time        both sides
@@ -46,8 +45,8 @@ What we promise, how we keep it, and what we do not promise:
                a GPU timed inputs are new, and timed outputs are checked, to 1e-2.
          not   Results that native code keeps in memory between the calls of one batch.
     5. The modelled clock ranks honest kernels as a GPU does.
-         how   We publish its rank correlation with measured speedups on new problems, 0.83 (results/). It refuses, by
-               name, an operation without a price.
+         how   We publish its rank correlation with measured speedups on new problems (results/README.md). It refuses,
+               by name, an operation without a price.
          not   Programs written to please the prices, and races between programs of a launch. It is a teaching clock:
                for results use a GPU.
     6. A candidate costs only itself.
@@ -61,8 +60,8 @@ What we promise, how we keep it, and what we do not promise:
                read can be read.
 
 We do not check three things: kernels that only move what PyTorch computed, wrong hints to the compiler, and costs
-without a price, such as cache misses. A candidate is rejected, with a message, if it uses CUDA C++ or custom operators,
-or if it reads values back to the host.
+without a price, such as cache misses. A candidate fails, with a message, if it uses torch.compile, CUDA C++ or custom
+operators, or if it reads values back to the host.
 """
 
 if __name__ == "__main__":
@@ -78,7 +77,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from judge.pool import Pool
-from judge.processes import SHARED, gpu_lock
+from judge.processes import SAMPLE, gpu_lock
 from judge.verdict import Verdict, printable, verdict_from_json  # noqa: F401 (bench.py reads verdicts with the latter)
 from command.files import user_error
 from command.process import UserError, run_command
@@ -102,7 +101,6 @@ class Settings:
     """How candidates are judged. None: chosen by `completed`."""
 
     device: str = "cpu"  # or "cuda", "cuda:1", ...
-    clock: str | None = None  # "modelled" or "measured"; None: modelled on the CPU, measured on a GPU
     trials: int = 5  # for each candidate, with fresh inputs; the third finds outputs kept from earlier ones
     tolerance: float = 1e-4  # how closely outputs must agree; papers before 2026 used 1e-2
     secret: str | None = None  # hex digits, from which all inputs follow. None: drawn at random
@@ -116,6 +114,10 @@ class Settings:
     require_kernel: bool = True  # reject a candidate without a kernel of its own
     tasks: int = 1  # measured clock: tasks whose candidates are checked in parallel (one candidate is timed at a time)
 
+    @property
+    def clock(self) -> str:
+        return "modelled" if self.device == "cpu" else "measured"
+
     def completed(self):
         """These settings without any None. Raises UserError for a device that is not there, or for wrong values."""
         device, on_cpu = str(self.device), str(self.device) == "cpu"
@@ -127,13 +129,12 @@ class Settings:
         if device == "cuda":  # the one that the caller uses
             import torch
             device = f"cuda:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
-        clock = self.clock or ("modelled" if on_cpu else "measured")
-        if clock == "modelled" and (not on_cpu or self.baseline == "compile"):
-            raise UserError("the modelled clock knows no GPU and no torch.compile: choose the other clock")
+        if on_cpu and self.baseline == "compile":
+            raise UserError("the modelled clock knows no torch.compile: choose another device")
         secret = self.secret or os.urandom(16).hex()
         memory = self.memory or (8 << 30 if on_cpu else 32 << 30)
         workers = self.workers or min(16, len(os.sched_getaffinity(0)))
-        return replace(self, device=device, clock=clock, secret=secret, memory=memory, workers=workers)
+        return replace(self, device=device, secret=secret, memory=memory, workers=workers)
 
 
 class Sandbox:
@@ -152,7 +153,7 @@ class Sandbox:
         """settings: fields of Settings. Raises UserError, see Settings.completed."""
         self.settings = Settings(device, **settings).completed()
         self.device, self.waited = self.settings.device, 0.0
-        self.pool = Pool(asdict(self.settings))
+        self.pool = Pool(asdict(self.settings) | {"clock": self.settings.clock})
 
     def submit(self, pairs) -> list:
         """Judge (task, code) pairs in the background. Returns a Future of a Verdict for each, in their order.
@@ -179,7 +180,7 @@ class Sandbox:
         Entering it waits for the kernel that is being timed. Kernels that are submitted meanwhile are recorded,
         compiled and checked; they are timed afterwards.
         """
-        return gpu_lock(self.pool.settings["gpu"], SHARED)
+        return gpu_lock(self.pool.settings["gpu"], SAMPLE)
 
     def prepare(self, tasks):
         """Load these tasks in the background, as many as fit, while the model writes candidates for them.
@@ -221,8 +222,6 @@ def feedback(verdict):
     text = (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
             f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. "
             f"Time: {', '.join(hottest)}.")
-    if verdict.tuned:
-        text += f" Autotuned: {printable('; '.join(verdict.tuned[:3]))}."
     if verdict.bandwidth is not None:
         flops = f" and {verdict.arithmetic:.0%} of the FLOPs" if verdict.arithmetic else ""
         text += f" Used: {verdict.bandwidth:.0%} of the memory bandwidth{flops}."

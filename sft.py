@@ -27,7 +27,7 @@ the same: these values are ours, and teach a tiny model faster.
 
                         with --model                        from random weights
     w_i                 1 / (R |M_i|)                       1 / sum over j of |M_j|
-    batch               64 sequences                        32,768 tokens
+    batch               64 sequences                        65,536 tokens
     learning rate       2e-5: 10 % warm-up, then to 0       3e-3: 2 % warm-up, then to 5 %
     weight decay        0.01, of every parameter            0.1, of matrices
     too long            cut at the right                    left out
@@ -86,12 +86,12 @@ class Options:
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
-    executed: int = option(2_000, "problems, and lessons, that are solved over several turns in the sandbox")
-    redundant: int = option(170_000, "examples about redundant operators (synthetic/lessons.py)")
-    lessons: int = option(640_000, "short lessons about them, which are learnt first, once")
+    executed: int = option(1_500, "problems, and lessons, that are solved over several turns in the sandbox")
+    redundant: int = option(80_000, "examples about redundant operators (synthetic/lessons.py)")
+    lessons: int = option(300_000, "short lessons about them, which are learnt first, once")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
     epochs: float = option(3.0, "passes over the examples; with --model 4", above_0=True)
-    batch_tokens: int = option(32_768, "tokens of one forward pass, with padding", above_0=True)
+    batch_tokens: int = option(65_536, "tokens of one forward pass, with padding", above_0=True)
     batch_sequences: int = option(0, "sequences in a batch; 0: as many as --batch-tokens allow; with --model 64")
     lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
     offload: bool = option(False, "with --model: keep the optimiser's state in the host's memory (Qwen3-8B on 80 GB)")
@@ -100,6 +100,7 @@ class Options:
 if __name__ == "__main__":
     parse_early(Options, __doc__.split("\n")[0])  # --help and misspelt flags need no torch, whose import takes seconds
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -297,19 +298,18 @@ def collate(members, pad) -> tuple[torch.Tensor, torch.Tensor]:
 
     A target is the next token where it is learnt, and -100 elsewhere.
 
-    >>> import numpy as np
     >>> ids, mask = np.array([5, 6, 7]), np.array([False, True, True])  # 5 was read, 6 and 7 are learnt
     >>> collate([(ids, mask)], pad=0)[1][0, :4].tolist()
     [6, 7, -100, -100]
     """
     width = width_for(max(len(ids) for ids, _ in members))
-    batch, targets = torch.full((len(members), width), pad), torch.full((len(members), width), -100)
+    batch = np.full((len(members), width), pad)
+    targets = np.full((len(members), width), -100)
     for row, (ids, mask) in enumerate(members):
-        ids = torch.from_numpy(ids).long()
         batch[row, :len(ids)] = ids
         # Position p predicts token p + 1: a target where that token is the model's own.
-        targets[row, :len(ids) - 1] = torch.where(torch.from_numpy(mask[1:]), ids[1:], -100)
-    return batch, targets
+        targets[row, :len(ids) - 1] = np.where(mask[1:], ids[1:], -100)
+    return torch.from_numpy(batch), torch.from_numpy(targets)
 
 
 def learning_rate(n, steps, options) -> float:

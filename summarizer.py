@@ -109,12 +109,14 @@ def best_trigger(trajectories, gain) -> tuple[Trajectory, Turn, Turn] | None:
 def propose(model, winners, s, library, sampling, generator=None) -> list[list[Summary]]:
     """s summaries of every winner, all sampled in one batch (paper: s = 8, temperature 1.0, at most 2,048 tokens).
 
-    winners: (trajectory, first turn, best turn) of best_trigger. The proposals have been checked for form; a rejected
-    one has the reason. A winner whose prompt has more than sampling.max_prompt_tokens tokens gets no summaries.
+    winners: for each task what best_trigger returns. A task without a winner gets no summaries, nor does one whose
+    prompt has more than sampling.max_prompt_tokens tokens. Proposals have been checked for form (read_proposals).
     """
-    prompts = []
-    winner_of_prompt = []  # for each prompt its winner's index
-    for place, (trajectory, first, best) in enumerate(winners):
+    prompts, winner_of_prompt = [], []  # winner_of_prompt: for each prompt its winner's index
+    for place, winner in enumerate(winners):
+        if not winner:
+            continue
+        trajectory, first, best = winner
         messages = summary_messages(trajectory.task, trajectory.skills, (first.code, first.verdict.speedup),
                                     (best.code, best.verdict.speedup))
         prompt = model.chat_ids(messages, UPDATE_TOOL)
@@ -125,6 +127,7 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
     for skill in library.skills:
         known |= identity(skill)
     summaries = [[] for _ in winners]
+    # Sampled even without prompts: every call draws from the generator, whose state must stay equal on all ranks.
     for place, reply in zip(winner_of_prompt, model.sample(prompts, sampling, generator)):
         trajectory, first, best = winners[place]
         call = model.tool_call(reply.text, "update_skill_library")
@@ -163,9 +166,9 @@ def read_proposals(call, known=frozenset(), count_tokens=len) -> list[Proposal]:
 
 
 def form_problem(skill, number, count_tokens) -> tuple[str | None, str]:
-    """(one of REASONS, detail) of a well-formed skill that is rejected, else (None, "").
+    """Why a well-formed skill is rejected: (one of REASONS, detail), or (None, "") if it is not.
 
-    number: of proposals before it in the answer. count_tokens(text): its length in tokens.
+    number: how many proposals stand before it in the answer. count_tokens: see read_proposals.
     """
     if number >= MOST_PROPOSALS:
         return "too many", ""
@@ -217,7 +220,7 @@ def verify(model, sandbox, summaries, sampling, gain):
 
     Paper (verification): the Policy answers the same task once, greedily, with the winner's skills and the new one. All
     attempts run as one batch. Equal proposals share an attempt, since greedy answers to equal prompts are equal.
-    summaries: for each task the list of its summaries. sampling: the Policy's, here at temperature 0.
+    summaries: for each task the list of its summaries. sampling: the Policy's limits on length.
     """
     pairs_of_job = {}  # job, a (task, skills) pair -> the (summary, proposal) pairs that its attempt verifies
     for summary in sum(summaries, []):

@@ -5,7 +5,6 @@ where that has token ids, and leaves the chat template, thinking included, to th
 """
 
 import contextlib
-import http.client
 import itertools
 import json
 import os
@@ -16,8 +15,10 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
+
+from tqdm import tqdm
 
 from chat.calls import extract_tool_call, text_of
 from chat.template import Completion, with_tools
@@ -29,8 +30,6 @@ PAUSES = (1, 4, 15, 60)  # seconds before a request is sent again
 REFUSED = (400, 413, 422)  # statuses of a prompt that cannot be answered, such as one that is too long
 FATAL = (401, 403, 404, 405)  # statuses that no prompt escapes: the key or the model's name is wrong
 KEY = "OPENAI_API_KEY"  # the environment variable that the protocol's clients read the API key from
-# What a request may raise: no connection, a bad status, a connection that ends early, and an answer in another layout.
-ERRORS = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError)
 
 
 @dataclass
@@ -55,7 +54,7 @@ class Server:
         """
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1") + "/v1", timeout
         self.seconds = []  # of each reply
-        self.stopped = threading.Event()
+        self.slots, self.stopped = threading.Semaphore(PARALLEL), threading.Event()
         self.failures = Counter()  # reason -> number of prompts without a reply
         listed = {entry["id"]: entry for entry in self._models()}
         self.name = name or next(iter(listed), None)
@@ -64,7 +63,7 @@ class Server:
         self.context = listed.get(self.name, {}).get("max_model_len") or 32768  # tokens; vLLM tells
 
     def _ask(self, path, body=None) -> dict:
-        """What the server answers to a GET, or to the POST of a body. Raises one of ERRORS."""
+        """What the server answers to a GET, or to the POST of a body. Raises errors of many types."""
         data = json.dumps(body).encode() if body else None
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         key = os.environ.get(KEY, "").strip()
@@ -77,7 +76,7 @@ class Server:
         """The models that the server lists. Raises UserError where it does not answer."""
         try:
             return [entry for entry in self._ask("/models").get("data") or () if entry.get("id")]
-        except ERRORS as error:
+        except Exception as error:
             raise UserError(f"--server {self.url}/models: {reason_of(error)}") from None
 
     def check_lengths(self, prompt, reply):
@@ -98,60 +97,72 @@ class Server:
         yield self
 
     def write(self, prompts):
-        """Yields (key, Completion) for each of {key: prompt}, in their order. Requests run in parallel.
+        """Yields (key, Completion) for each of {key: prompt} as soon as it is there. Requests run in parallel.
 
-        A prompt that gets no reply has an empty one. Raises UserError if this is so for all prompts, and either no
-        prompt was answered before or the server has gone: its figures would say nothing of the model.
+        A prompt that gets no reply has an empty one, at the end. Raises UserError if no prompt was ever answered or the
+        server has gone: its figures would say nothing of the model.
         """
-        answered = len(self.seconds)
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            try:
-                seeds = itertools.islice(self.seeds, len(prompts))
-                yield from zip(prompts, pool.map(self._reply, prompts.values(), seeds))
-            except BaseException:  # Ctrl-C, too: nothing is asked again, so that the threads end soon
-                self.stopped.set()
-                raise
-        if prompts and not self.seconds:
+        replies, lost = SimpleQueue(), []
+
+        def ask(key, seed):
+            with self.slots:
+                replies.put((key, self._reply(prompts[key], seed)))
+
+        for key in prompts:  # in daemons: Ctrl-C does not wait for replies
+            threading.Thread(target=ask, args=(key, next(self.seeds)), daemon=True).start()
+        try:
+            for _ in prompts:
+                key, reply = replies.get()
+                if isinstance(reply, UserError):
+                    raise reply
+                if reply:
+                    yield key, reply
+                else:
+                    lost.append(key)
+        except BaseException:
+            self.stopped.set()  # nothing more is asked
+            raise
+        if lost and not self.seconds:
             raise UserError(f"--server {self.url}: it answered no prompt: {self.failures.most_common(1)[0][0]} (of a "
                             "small context: --max-prompt-tokens, --max-new-tokens)")
-        if prompts and len(self.seconds) == answered:
+        if lost:
             self._models()
+        for key in lost:
+            yield key, Completion(prompts[key], [], [], "", False)
 
     def sample(self, prompts, sampling, generator=None) -> list[Completion]:
         """One reply to each prompt, in their order."""
         with self.sampler(sampling, generator) as sampler:
-            return [reply for _, reply in sampler.write(dict(enumerate(prompts)))]
+            replies = dict(sampler.write(dict(enumerate(prompts))))
+        return [replies[number] for number in range(len(prompts))]
 
-    def _reply(self, prompt, seed) -> Completion:
-        """Its token_ids only have the right number. A prompt without a reply gets an empty one, and stderr the reason.
+    def _reply(self, prompt, seed) -> Completion | UserError | None:
+        """Its token_ids only have the right number. None for a prompt without a reply: stderr tells the reason.
 
         Whatever fails is asked again after each of PAUSES, except a prompt that the server refuses, and a reply that
-        takes longer than the timeout. Raises UserError for one of FATAL.
+        takes longer than the timeout. A UserError for one of FATAL.
         """
         s = self.sampling
         body = {"model": self.name, "messages": prompt.messages, "max_tokens": s.max_new_tokens, "seed": seed,
                 "temperature": s.temperature, "top_p": s.top_p}
-        for pause in (*PAUSES, None):
+        for pause in (0, *PAUSES):
+            if self.stopped.wait(pause):
+                return None
             began = time.monotonic()
             try:
                 text, tokens, finished = read_answer(self._ask("/chat/completions", body))
-            except ERRORS as error:
-                failed = error
-                if getattr(error, "code", None) in FATAL:
-                    self.stopped.set()
-                    raise UserError(f"--server {self.url}, model {self.name}: {reason_of(error)}") from None
-                final = pause is None or self.stopped.is_set()
-                if final or isinstance(error, TimeoutError) or getattr(error, "code", None) in REFUSED:
-                    break
-                self.stopped.wait(pause)
-            else:
                 self.seconds.append(time.monotonic() - began)
                 count("replies")
                 return Completion(prompt, [0] * tokens, [], text, finished)
-        reason = reason_of(failed)
-        print(f"--server gives no reply to a prompt: {reason}", file=sys.stderr)
+            except Exception as error:  # no connection, a bad status, an answer in another layout
+                reason, status = reason_of(error), getattr(error, "code", None)
+                if status in FATAL:
+                    return UserError(f"--server {self.url}, model {self.name}: {reason}")
+                if status in REFUSED or isinstance(error, TimeoutError):
+                    break
+        tqdm.write(f"--server gives no reply to a prompt: {reason}", file=sys.stderr)
         self.failures[reason] += 1
-        return Completion(prompt, [], [], "", False)
+        return None
 
     def statistics(self) -> dict:
         """Number of replies, median and longest seconds of one, and number of prompts without a reply by reason."""
@@ -161,8 +172,7 @@ class Server:
 
 
 def read_answer(answer) -> tuple[str, int, bool]:
-    """(text, number of tokens, has it ended by itself?) of a server's answer. Raises one of ERRORS for no such answer.
-    """
+    """(text, number of tokens, has it ended by itself?) of a server's answer. Raises any error for another layout."""
     if not answer.get("choices"):
         raise ValueError(f"an answer without choices: {json.dumps(answer)}")
     choice = answer["choices"][0]
@@ -175,7 +185,7 @@ def reason_of(error) -> str:
     """What went wrong, as one short line: of an HTTP status what the server says of it, too."""
     said = ""
     if isinstance(error, urllib.error.HTTPError):
-        with contextlib.suppress(*ERRORS):  # the connection may end here, too
+        with contextlib.suppress(Exception):  # the connection may end here, too
             said = error.read(2000).decode(errors="replace")
         said += f" (the key is read from {KEY})" if error.code in (401, 403) else ""
     return " ".join(f"{type(error).__name__}: {error} {said}".split())[:200]

@@ -66,6 +66,7 @@ class Progress:
     def say(self, text):
         """Print lines to stdout, above the line that is redrawn."""
         tqdm.write(text)
+        sys.stdout.flush()  # a file or a pipe gets it now, too
 
     def line(self) -> str:
         """The line that is shown, without times."""

@@ -1,4 +1,4 @@
-"""AdamW for weights in bfloat16, in 12 bytes a parameter.
+"""Two optimisers: AdamW for weights in bfloat16, in 12 bytes a parameter, and Muon for all matrices of a shape at once.
 
 A weight of 0.02 in bfloat16 has neighbours 1e-4 away: AdamW's step of 1e-6 (the paper's learning rate) rounds to
 nothing, and the model never changes. The usual cure is a float32 master copy of every weight. But bfloat16
@@ -16,6 +16,7 @@ second moves by 0.1 %, which it would round away, so that is in float32. Gradien
 also summed over micro-batches; a micro-batch below 1/500 of the sum so far is lost in it.
 """
 
+import math
 import weakref
 
 import torch
@@ -104,3 +105,49 @@ def adamw_step(group, step, p, gradient, exp_avg, exp_avg_sq, low):
     exp_avg.copy_(first)
     p.copy_(master)  # to the nearest, so the remainder is in -32768 ... 32768; the last costs one bit of float32
     low.copy_(master.view(torch.int32).sub(p.float().view(torch.int32)).clamp_(max=32767))
+
+
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon with adjust_lr_fn="match_rms_adamw", for all matrices of one shape at once.
+
+    torch's works matrix by matrix: with 42 small matrices a slow CPU needs 29 ms to launch its operators, and 28 ms for
+    all the rest of a step. params: matrices in float32.
+    """
+
+    MOMENTUM = 0.95
+
+    def __init__(self, params, lr=0.0, weight_decay=0.1):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            by_shape = {}
+            for p in group["params"]:
+                by_shape.setdefault(p.shape, []).append(p)
+            for shape, matrices in by_shape.items():
+                gradients = torch.stack([p.grad for p in matrices])  # (n, rows, columns)
+                state = self.state[matrices[0]]  # for all n of them
+                if not state:
+                    state["momentum"] = torch.zeros_like(gradients)
+                momentum = state["momentum"].lerp_(gradients, 1 - self.MOMENTUM)
+                update = orthogonal(gradients.lerp(momentum, self.MOMENTUM)).to(gradients.dtype)
+                torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+                rate = group["lr"] * 0.2 * math.sqrt(max(shape))  # AdamW's update has a root mean square of about 0.2
+                torch._foreach_add_(matrices, list(update.unbind()), alpha=-rate)
+
+
+def orthogonal(matrices):
+    """About U V^T of each matrix U S V^T, (n, rows, columns), in bfloat16: five steps of Newton and Schulz.
+
+    The coefficients are Muon's (Keller Jordan, 2024). They bring all singular values to between about 0.7 and 1.2.
+    """
+    x = matrices.bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    if tall:
+        x = x.mT
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315), x, beta=3.4445)
+    return x.mT if tall else x

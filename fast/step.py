@@ -44,7 +44,8 @@ def draw(slots, rows, logits, stops, sampling):
         choice = torch.searchsorted(below, at, right=True)[:, 0].clamp(max=below.shape[1] - 1)
     slots.token[rows] = choice
     slots.logprob[rows] = logprobs.gather(-1, choice[:, None])[:, 0]
-    slots.done[rows] |= torch.isin(choice, stops)
+    # torch.isin may wait for the GPU, which no graph can hold.
+    slots.done[rows] |= (choice[:, None] == stops).any(-1)
 
 
 class Step:

@@ -6,7 +6,7 @@ import os
 import torch
 
 from fast import ranks
-from fast.optimizer import make_adamw
+from fast.optimizer import Muon, make_adamw
 from fast.rescore import RECOMPUTED, head_logits, recompute_layers, token_logprobs
 
 
@@ -42,7 +42,7 @@ class TrainStep:
                   {"params": [], "weight_decay": 0.0}]  # matrices of the layers, other matrices, vectors
         for p in model.parameters():
             groups[2 if p.dim() < 2 else p not in inner]["params"].append(p)
-        self.optimizers = [torch.optim.Muon([groups.pop(0)], adjust_lr_fn="match_rms_adamw"),
+        self.optimizers = [Muon([groups.pop(0)]),
                            make_adamw(groups, lr=0.0, betas=(0.9, 0.95), fused=True)]
 
     def __call__(self, parts, rate):

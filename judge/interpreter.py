@@ -67,7 +67,7 @@ def launch(kernel, grid, arguments) -> Counts:
             numbers = torch.arange(first, min(first + together, counts.programs))
             Run(kernel, memory, counts, grid, numbers).function(kernel.main, values)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise Failed(f"the kernel's IR makes no sense ({describe(error)[0]})", "launch") from None
+        raise Failed(f"the kernel's IR makes no sense ({describe(error)[0]})") from None
     return counts
 
 
@@ -157,7 +157,7 @@ class Run:
             self.counts.work += OVERHEAD
             if self.counts.work > MOST_WORK:
                 why = "the kernel does not end, or does more than can be interpreted"
-                raise Failed(why, "launch", operation.line)
+                raise Failed(why, line=operation.line)
             operands = [values[name] for name in operation.operands]
             if operation.name in TERMINATORS:
                 return operands

@@ -17,13 +17,12 @@ import sys
 import warnings
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from judge import interpreter, measured, prices
-from judge.comparison import difference
-from judge.processes import EXCLUSIVE, SHARED, begin_server, gpu_lock, limit, serve_forks
-from judge.program import NONSENSE, Program, bytes_in, copy_of, operator_of, raw, tensors_in, unpacked
-from judge.reference import Answer, Reference, seed_torch, state_of
+from judge.processes import CHECK, TIME, begin_server, gpu_lock, limit, serve_forks
+from judge.program import Program, operator_of, raw, tensors_in, unpacked
+from judge.reference import Answer, Reference, seed_torch
+from judge.trials import difference
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
 from tasks import TaskError
 
@@ -35,23 +34,20 @@ class LoadedTask:
     """A task's reference, and a clock that has priced or timed it. Raises TaskError."""
 
     def __init__(self, name, source, settings, secret):
-        self.settings = settings
-        self.modelled = settings["clock"] == "modelled"
+        self.settings, self.modelled = settings, settings["device"] == "cpu"
         torch.set_default_dtype(torch.float32)  # another task's module may have changed it
-        self.reference = reference = Reference(name, source, settings, secret)
-        inputs = copy_of(reference.example)
+        self.reference = Reference(name, source, settings, secret)
+        self.room = RECORDING * self.reference.size + ROOM  # bytes of a recording, and of its constants
+        if not self.modelled:
+            torch.cuda.reset_peak_memory_stats()  # from here on it does what judging a candidate does
         try:
-            with torch.no_grad(), reference.place:
-                outputs = tree_leaves(reference.model(*inputs))
-            state = list(state_of(reference.model).values())
-            self.room = RECORDING * bytes_in([inputs, outputs, state]) + ROOM  # bytes of a recording, and of constants
-            self.clock = (prices if self.modelled else measured).Clock(reference, settings)
+            self.clock = (prices if self.modelled else measured).Clock(self.reference, settings)
         except RuntimeError as error:
             raise TaskError(f"{name}: the reference fails: {describe(error)[0]}") from None
 
-    def gpu(self, how):
+    def gpu(self, work):
         """A context within which the GPU is shared with others, or not. Its time is limited (see `main`)."""
-        return gpu_lock(self.settings.get("gpu"), how, self.settings["seconds"])
+        return gpu_lock(self.settings.get("gpu"), work, self.settings["seconds"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -65,21 +61,18 @@ def judge(task, code, recording) -> Verdict:
         recording = unpacked(recording)
         if "failed" in recording:
             raise Failed(str(recording["error"]), recording["failed"], recording["line"])
-        with task.gpu(SHARED):
+        with task.gpu(CHECK):
             candidate = Candidate(task, code, recording)
             verdict.compiled = True
             inputs, answer = check(task, code, candidate, verdict)
             counting = leave_out(task, candidate, inputs, answer)
-        with task.gpu(EXCLUSIVE):
+        with task.gpu(TIME):
             candidate.load(candidate.may_be_perturbed)
             set_profile(verdict, task.clock.profile(candidate.program, inputs), counting)
             task.clock.time(candidate.program, candidate.may_be_perturbed, verdict)
-        verdict.tuned = candidate.program.tuned
     except Failed as failed:
         set_failure(verdict, code, failed)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:  # a forged one may cause any of these
-        set_failure(verdict, code, Failed(f"{NONSENSE} ({describe(error)[0]})"))
-    except Exception as error:
+    except Exception as error:  # a forged recording may cause any
         set_failure(verdict, code, Failed(describe(error)[0]))
     return verdict
 
@@ -100,13 +93,14 @@ def check(task, code, candidate, verdict) -> tuple:
             reference.load(perturbed)
         inputs = reference.inputs(code, trial)
         got = candidate.run(trial, inputs)
+        before = reference.changing()
         answer = reference.run(inputs, candidate.seed)
         if set(got.changed) - set(answer.changed):
             raise Failed("changes its input tensors in place", "rejected")
         if set(got.shared) - set(reference.shared):
             raise Failed("an output has no memory of its own: its elements overlap, or it is an input, a parameter or "
                          "another output once more, and the reference's is not")
-        if problem := difference(answer, got, reference.bounds(trial, perturbed)):
+        if problem := reference.mistake(trial, perturbed, inputs, before, answer, got):
             raise Failed(problem)
         first = first or (inputs, answer)
     verdict.correct, verdict.note = True, "; ".join(notes)
@@ -192,7 +186,7 @@ class Interpreted:
         if index not in self.kernels:
             self.kernels[index] = interpreter.parse(self.compiled[index]["code"].decode())
         try:
-            self.counts = interpreter.launch(self.kernels[index], launch["grid"], arguments)
+            self.counts = interpreter.launch(self.kernels[index], launch["grid"], [value for _, value in arguments])
         except Failed as failed:
             raise Failed(f"{launch['kernel']}: {failed}", failed.stage, failed.line) from None
         self.spent += prices.launch_milliseconds(self.counts)
@@ -233,10 +227,8 @@ def serve(connection, settings, secret):
 def load(loaded, source, name, settings, secret) -> dict:
     """What the trainer needs to know of a task: its blueprint, and bytes: `room` of a recording, `takes` of memory."""
     try:
-        if settings["device"] != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        with gpu_lock(settings.get("gpu"), SHARED, 3 * settings["timeout"]):
+        before = 0 if settings["device"] == "cpu" else torch.cuda.memory_allocated()
+        with gpu_lock(settings.get("gpu"), CHECK, 3 * settings["timeout"]):
             loaded[source] = task = LoadedTask(name, source, settings, secret)
         takes = task.room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
         blueprint = pickle.dumps(task.reference.blueprint() | {"room": task.room})

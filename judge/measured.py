@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from judge.comparison import compare, loose, named
+from judge.trials import compare, loose, named
 from judge.program import bytes_in, copy_of, tensors_in
 from judge.verdict import Failed, describe, set_roofline
 
@@ -61,7 +61,7 @@ class Binaries:
 
     def __init__(self, compiled):
         self.cuda, self.binaries = driver(), compiled
-        self.functions = {}  # {index: (module, function)}
+        self.functions = {}  # {(index, number of its parameters): (module, function)}
 
     def __del__(self):
         for module, _ in self.functions.values():
@@ -72,11 +72,11 @@ class Binaries:
         status, text = getattr(self.cuda, name)(*arguments), ctypes.c_char_p()
         if status:
             self.cuda.cuGetErrorName(status, ctypes.byref(text))
-            raise Failed(f"{kernel}: {(text.value or b'CUDA error').decode()}", "launch")
+            raise Failed(f"{kernel}: {(text.value or b'CUDA error').decode()}")
 
-    def function(self, index):
-        """The kernel of a binary, loaded when it is first used."""
-        if index not in self.functions:
+    def function(self, index, count):
+        """The kernel of a binary, loaded when it is first used. count: of its parameters."""
+        if (index, count) not in self.functions:
             binary = self.binaries[index]
             module = ctypes.c_void_p()
             function = ctypes.c_void_p()
@@ -84,12 +84,12 @@ class Binaries:
             torch.cuda.synchronize()  # from here on this thread has a CUDA context
             self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["code"])
             self.call(name, "cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-            self.check_parameters(name, function, len(binary["signature"]) + 2)  # two more are Triton's own
+            self.check_parameters(name, function, count)
             if binary["shared"] > 48 << 10:
                 self.call(name, "cuFuncSetCacheConfig", function, PREFER_SHARED)
                 self.call(name, "cuFuncSetAttribute", function, SHARED_MEMORY, binary["shared"])
-            self.functions[index] = module, function
-        return self.functions[index][1]
+            self.functions[index, count] = module, function
+        return self.functions[index, count][1]
 
     def check_parameters(self, name, function, count):
         """Raise Failed for a kernel with more parameters than it is given, or larger ones, which it would read."""
@@ -98,27 +98,27 @@ class Binaries:
         for position in range(count + 1) if ask else ():
             absent = ask(function, ctypes.c_size_t(position), ctypes.byref(offset), ctypes.byref(size))
             if not absent and (size.value > 8 or position == count):
-                raise Failed(f"{name}: it takes other parameters than it says", "launch")
+                raise Failed(f"{name}: it takes other parameters than it says")
 
     def launch(self, launch, arguments):
-        """Queue a launch on the current stream. arguments: a value for each parameter. Raises Failed."""
+        """Queue a launch on the current stream. arguments: (type, value) of each parameter. Raises Failed."""
         binary, (x, y, z) = self.binaries[launch["compiled"]], launch["grid"]
         name, ctas = binary["name"], binary["num_ctas"]
         try:
-            values = [argument(*pair) for pair in zip(binary["signature"], arguments, strict=True)]
+            values = [argument(kind, value) for kind, value in arguments]
         except (TypeError, ValueError, OverflowError, struct.error) as error:
-            raise Failed(f"{name}: {describe(error)[0]}", "launch") from None
+            raise Failed(f"{name}: {describe(error)[0]}") from None
         if x * y * z == 0:
             return
         scratch = torch.empty(x * y * z * ctas * binary["scratch"], dtype=torch.uint8, device="cuda")
-        values += [argument("*i8", scratch), argument("*i8", None)]  # the second is for Triton's profiler
+        values += [argument("*i8", scratch), argument("*i8", None)]  # Triton's own; the second is for its profiler
         memory = ctypes.create_string_buffer(b"".join(value.ljust(8, b"\0") for value in values))
         start = ctypes.addressof(memory)
         places = (ctypes.c_void_p * len(values))(*range(start, start + 8 * len(values), 8))
         cluster = ctypes.create_string_buffer(CLUSTER.pack(4, ctas, 1, 1, 5, 1))
         config = CONFIG.pack(x * ctas, y, z, 32 * binary["num_warps"], 1, 1, binary["shared"],
                              torch.cuda.current_stream().cuda_stream, ctypes.addressof(cluster), 2 * (ctas > 1))
-        self.call(name, "cuLaunchKernelEx", config, self.function(launch["compiled"]), places, None)
+        self.call(name, "cuLaunchKernelEx", config, self.function(launch["compiled"], len(values)), places, None)
 
     def trial(self, call) -> float:
         """Milliseconds of some calls: what choosing among an autotuned kernel's configurations goes by."""
@@ -142,16 +142,15 @@ def paused(call, pause=PAUSE) -> float:
 
 
 class Steps(TorchDispatchMode):
-    """An observer of a program's steps, or, as a context, of PyTorch's operators: CUDA events around each."""
+    """An observer for program.Program.run: CUDA events around each operator and each launch."""
+
+    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
     def __init__(self):
         super().__init__()
         self.marks = []
 
-    def step(self, label, own, call, func=None, *_, **__):
-        """What call() returns, and a mark. Views and empty tensors take no time."""
-        if func is not None and (func.is_view or label.startswith(("empty", "new_empty"))):
-            return call()
+    def mark(self, label, own, call):
         start, end = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         start.record()
         out = call()
@@ -159,9 +158,14 @@ class Steps(TorchDispatchMode):
         self.marks.append((start, end, label, own))
         return out
 
+    def launch(self, kernel, call):
+        self.mark(kernel, True, call)
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.split("::")[1]
-        return self.step(name, False, lambda: func(*args, **(kwargs or {})), func)
+        if func.is_view or name.startswith(("empty", "new_empty")):  # they take no time
+            return func(*args, **(kwargs or {}))
+        return self.mark(name, False, lambda: func(*args, **(kwargs or {})))
 
 
 def profile(run) -> list:
@@ -170,7 +174,7 @@ def profile(run) -> list:
     for _ in range(3):  # each pauses as long as the one before it took in all
         observer, began = Steps(), time.perf_counter()
         # The first step shows what a pair of events takes by itself.
-        paused(lambda: (observer.step("nothing", False, int), run(observer)), int(2e9 * min(taken, 0.1)) + PAUSE)
+        paused(lambda: (observer.mark("nothing", False, int), run(observer)), int(2e9 * min(taken, 0.1)) + PAUSE)
         taken = time.perf_counter() - began
     events = [[start.elapsed_time(end), label, own] for start, end, label, own in observer.marks]
     return [[max(ms - events[0][0], 1e-4), label, own] for ms, label, own in events[1:]]

@@ -335,7 +335,7 @@ class Memory:
     def find(self, addresses, size, kind, line):
         """[(a storage as integers of `size` bytes, which of the addresses lie there, their indices)]. Raises Failed."""
         if size > 1 and (addresses & (size - 1)).any():
-            raise Failed(f"misaligned {kind}", "launch", line)
+            raise Failed(f"misaligned {kind}", line=line)
         low, high = [int(each) >> BYTES for each in addresses.aminmax()]
         places = []
         for number in [low] if low == high else (addresses >> BYTES).unique().tolist():
@@ -350,7 +350,7 @@ class Memory:
                     where = "no tensor there"
                 if last * size >> (BYTES - 1):
                     where = "before a tensor's beginning"
-                raise Failed(f"out-of-bounds {kind} ({where})", "launch", line)
+                raise Failed(f"out-of-bounds {kind} ({where})", line=line)
             places.append((cells, here, index))
         return places
 

@@ -15,20 +15,33 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from judge.processes import Gone, Server
-from judge.rules import MOST_BYTES
 from judge.verdict import Failed, Verdict, set_failure
 from tasks import TaskError, elements
 
+MOST_BYTES = 256_000  # of a candidate's text
 MOST_VERDICTS = 10_000  # that are remembered
-BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what it takes once it is loaded
+BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
 GPU_SECONDS = 20  # that a judge may check, or time, a candidate, without waiting for the GPU
 CLOSED = "the sandbox is closed"
+
+
+@dataclass(eq=False)
+class Entry:
+    """A task, as the trainer sees it."""
+
+    name: str
+    source: str
+    loading: int = 0  # bytes of memory that loading it may take
+    room: int = 0  # bytes that a recording of a candidate may have
+    blueprint: bytes = b""  # what a recorder is told of it; empty until a judge has loaded it
+    unusable: str = ""  # why no candidate can be judged
+    begun: int = 0  # candidates that have a thread
+    first: threading.Lock = field(default_factory=threading.Lock)  # of the candidate that waits for a judge
 
 
 @dataclass(eq=False)
@@ -36,7 +49,7 @@ class Judge:
     """A judge's process, as the trainer sees it."""
 
     connection: Connection | None = None
-    loaded: dict = field(default_factory=dict)  # {source of a task that it holds: bytes of memory that it takes}
+    loaded: dict = field(default_factory=dict)  # {Entry of a task that it holds: bytes of memory that it takes}
     busy: bool = False
 
     def end(self):
@@ -61,10 +74,7 @@ class Pool:
         self.closed = False
         self.changed = threading.Condition()  # guards what follows, and is notified when a judge becomes idle
         self.futures = {}  # {(source, code): Future of its Verdict}
-        # By source: what a judge said of a task, what it may take before that, why it cannot be used
-        self.tasks, self.estimates, self.unusable = {}, {}, {}
-        # By source: how many candidates have a thread, how many wait for a judge, and the lock of the first of these
-        self.begun, self.waiting, self.first = Counter(), Counter(), defaultdict(threading.Lock)
+        self.entries = {}  # {source: Entry}
         self.judges = [Judge() for _ in range(settings["tasks" if self.on_gpu else "workers"])]
         self.servers, self.forks = [], None  # all servers; the one that forks judges
         self.recorders = queue.LifoQueue()  # idle ones; None: not started yet
@@ -89,16 +99,20 @@ class Pool:
         known = self.futures.get((task.source, code))
         if known is not None and not (known.done() and known.exception()):
             return known
-        self.futures[task.source, code] = future = self.executor.submit(self.verdict, task, code)
+        self.futures[task.source, code] = future = self.executor.submit(self.verdict, self.entry(task), code)
         return future
+
+    def entry(self, task) -> Entry:
+        return self.entries.setdefault(task.source, Entry(task.name, task.source))
 
     def prepare(self, tasks):
         """See Sandbox.prepare."""
         with self.changed:
-            self.unusable.clear()  # memory may have been short
+            for entry in self.entries.values():
+                entry.unusable = ""  # memory may have been short
             if self.on_gpu and not self.closed:
                 for task in tasks:
-                    self.executor.submit(self.load_if_it_fits, task)
+                    self.executor.submit(self.load_if_it_fits, self.entry(task))
 
     def close(self):
         """See Sandbox.close."""
@@ -113,28 +127,47 @@ class Pool:
 
     # ---- one candidate
 
-    def verdict(self, task, code) -> Verdict:
+    def verdict(self, entry, code) -> Verdict:
         """The verdict on one candidate. Raises TaskError."""
         if len(code.encode(errors="surrogatepass")) > MOST_BYTES:
-            return self.failed(code, f"the code is longer than {MOST_BYTES:,} bytes", "parse")
+            return self.failed(code, f"the code is longer than {MOST_BYTES:,} bytes", "compile")
         with self.changed:
-            self.begun[task.source] += 1
+            entry.begun += 1
         try:
-            recording = self.record(code, self.describe(task))
-            return self.judged(task, code, recording)
+            if not entry.blueprint:
+                with self.judge_of(entry):
+                    pass
+            return self.judged(entry, code, self.record(entry, code))
         except Gone as error:
             return self.failed(code, f"the recorder failed on it ({error})")
         finally:
             with self.changed:
-                self.begun[task.source] -= 1
+                entry.begun -= 1
                 self.changed.notify_all()
 
-    def judged(self, task, code, recording) -> Verdict:
+    def record(self, entry, code) -> bytes:
+        """What a recorder says of a candidate. If its server ends, once more with a new one. Raises Gone."""
+        order = pickle.dumps((code, entry.blueprint))
+        for is_last in False, True:
+            server = self.recorders.get()
+            try:
+                server = server or self.start("judge.recorder")
+                return server.ask(order, entry.room)
+            except Gone:
+                if server is not None:
+                    server.close()
+                server = None
+                if is_last:
+                    raise
+            finally:
+                self.recorders.put(server)
+
+    def judged(self, entry, code, recording) -> Verdict:
         """What a judge says of a recording."""
-        with self.judge_of(task) as judge:
+        with self.judge_of(entry) as judge:
             began = time.monotonic()
             try:
-                verdict, broken = self.ask(judge, "judge", task.source, code, recording)
+                verdict, broken = self.ask(judge, "judge", entry.source, code, recording)
             except Gone:
                 late = time.monotonic() - began >= self.settings["seconds"]
                 return self.failed(code, f"no result within {self.settings['seconds']:g} s" if late else (
@@ -148,125 +181,93 @@ class Pool:
         set_failure(verdict, code, Failed(error, stage))
         return verdict
 
-    def describe(self, task) -> dict:
-        """What a judge says of a task when it loads it. Raises TaskError."""
-        if task.source not in self.tasks:
-            self.estimate(task)
-            with self.judge_of(task):
-                pass
-        return self.tasks[task.source]
-
-    def estimate(self, task):
-        """Note how much memory a task may take that has not been loaded yet."""
-        if task.source not in self.estimates:
-            count = elements(task.source, self.capacity) if self.on_gpu else 1 << 16
-            self.estimates[task.source] = BYTES_PER_ELEMENT * count or self.capacity // 4
-
-    def load_if_it_fits(self, task):
-        """Have a judge load a task, unless others would have to be dropped for it."""
-        self.estimate(task)
-        if self.used() + self.takes(task.source) <= self.capacity:
-            with self.judge_of(task):
-                pass
-
-    def record(self, code, known) -> bytes:
-        """What a recorder says of a candidate. If its server ends, once more with a new one. Raises Gone."""
-        order = pickle.dumps((code, known["blueprint"], self.settings["clock"]))
-        for is_last in False, True:
-            server = self.recorders.get()
-            try:
-                server = server or self.start("judge.recorder")
-                return server.ask(order, known["room"])
-            except Gone:
-                if server is not None:
-                    server.close()
-                server = None
-                if is_last:
-                    raise
-            finally:
-                self.recorders.put(server)
-
     # ---- judges
 
     @contextlib.contextmanager
-    def judge_of(self, task):
+    def judge_of(self, entry):
         """A judge that holds this task, for one candidate. Raises TaskError."""
-        with self.changed:
-            self.waiting[task.source] += 1
-            first = self.first[task.source]
-        with first, self.changed:  # one a task: else hundreds of threads would wake up for each verdict
-            self.changed.wait_for(lambda: self.closed or task.source in self.unusable or self.choose(task.source))
-            judge = self.choose(task.source)
-            self.waiting[task.source] -= 1
-            if self.closed or task.source in self.unusable:
-                raise TaskError(self.unusable.get(task.source, CLOSED))
-            judge.busy, is_new = True, task.source not in judge.loaded
-            judge.loaded.setdefault(task.source, self.takes(task.source))
+        self.estimate(entry)
+        with entry.first, self.changed:  # one a task: else hundreds of threads would wake up for each verdict
+            judge = self.changed.wait_for(lambda: self.closed or entry.unusable or self.choose(entry))
+            if self.closed or entry.unusable:
+                raise TaskError(entry.unusable or CLOSED)
+            judge.busy, is_new = True, entry not in judge.loaded
+            if is_new:
+                judge.loaded[entry] = entry.loading
+                self.make_room(judge, entry)
         try:
             if is_new:
-                self.make_room(judge, task.source)
-                self.load(judge, task)
+                self.load(judge, entry)
             yield judge
         finally:
             with self.changed:
                 judge.busy = False
                 self.changed.notify_all()
 
-    def choose(self, source):
-        """The judge that is to hold a task now, or None: it has to wait. self.changed is held.
+    def choose(self, entry):
+        """The judge that is to hold a task now, or None: it has to wait. self.changed is held, here and below.
 
-        With a GPU only one judge holds a task, without one another where several candidates wait for it. A task is
-        loaded when it fits beside those that are needed.
+        With a GPU only one judge holds a task, without one another where it has several candidates. A task is loaded
+        when it fits beside those that are needed.
         """
-        holders = [judge for judge in self.judges if source in judge.loaded]
+        holders = [judge for judge in self.judges if entry in judge.loaded]
         idle = [judge for judge in holders if not judge.busy]
-        if idle or holders and (self.on_gpu or self.waiting[source] < 2):
+        if idle or holders and (self.on_gpu or entry.begun < 2):
             return idle[0] if idle else None
         idle = [judge for judge in self.judges if not judge.busy]
         needed = self.used(self.is_needed)
-        fits = needed + self.takes(source) <= self.capacity or needed == 0
+        fits = needed + entry.loading <= self.capacity or needed == 0
         return min(idle, key=lambda judge: len(judge.loaded)) if idle and fits else None
 
-    def is_needed(self, judge, source) -> bool:
+    def is_needed(self, judge, entry) -> bool:
         """Must a judge keep a task now? With a GPU, as long as it has candidates: to load one takes a second."""
-        return judge.busy or self.on_gpu and self.begun[source] > 0
+        return judge.busy or self.on_gpu and entry.begun > 0
 
-    def used(self, counts=lambda judge, source: True) -> int:
-        """Bytes of memory that loaded tasks take, or those for which counts(judge, source) is true."""
+    def used(self, counts=lambda judge, entry: True) -> int:
+        """Bytes of memory that loaded tasks take, or those for which counts(judge, entry) is true."""
         total = 0
-        with self.changed:
-            for judge in self.judges:
-                total += sum(size for source, size in judge.loaded.items() if counts(judge, source))
+        for judge in self.judges:
+            total += sum(size for entry, size in judge.loaded.items() if counts(judge, entry))
         return total
 
-    def takes(self, source) -> int:
-        """Bytes of memory that a task takes: as its judge has said or, before that, an estimate."""
-        return self.tasks[source]["takes"] if source in self.tasks else self.estimates[source]
+    def make_room(self, judge, entry):
+        """Have this judge and idle ones drop the tasks that were loaded first, until its new one fits."""
+        used = self.used()
+        for other in self.judges:
+            for old in list(other.loaded) if other is judge or not other.busy else ():
+                if used > self.capacity and old is not entry and not (self.on_gpu and old.begun):
+                    used -= other.loaded.pop(old)
+                    with contextlib.suppress(OSError):  # it has ended, which will be noticed when it is asked
+                        other.connection.send(("drop", old.source))
 
-    def make_room(self, judge, source):
-        """Have idle judges drop the tasks that were loaded first, until the new one of this judge fits."""
+    def estimate(self, entry):
+        """Note how much memory it may take to load a task."""
+        if not entry.loading:
+            count = elements(entry.source, self.capacity) if self.on_gpu else 1 << 16
+            entry.loading = BYTES_PER_ELEMENT * count or self.capacity // 4
+
+    def load_if_it_fits(self, entry):
+        """Have a judge load a task, unless others would have to be dropped for it."""
+        self.estimate(entry)
         with self.changed:
-            used = self.used()
-            for other in self.judges:
-                for old in list(other.loaded) if other is judge or not other.busy else ():
-                    if used > self.capacity and old != source and not (self.on_gpu and self.begun[old]):
-                        used -= other.loaded.pop(old)
-                        with contextlib.suppress(OSError):  # it has ended, which will be noticed when it is asked
-                            other.connection.send(("drop", old))
+            fits = self.used() + entry.loading <= self.capacity
+        if fits:
+            with self.judge_of(entry):
+                pass
 
-    def load(self, judge, task):
+    def load(self, judge, entry):
         """Have a judge load a task. Raises TaskError."""
         try:
-            known = self.ask(judge, "load", task.source, task.name)
+            known = self.ask(judge, "load", entry.source, entry.name)
         except Gone as error:
-            known = {"unusable": f"{task.name}: the reference cannot be judged against ({error})"}
+            known = {"unusable": f"{entry.name}: the reference cannot be judged against ({error})"}
         with self.changed:
             if "unusable" in known:
-                judge.loaded.pop(task.source, None)
-                self.unusable[task.source] = known["unusable"]
-                raise TaskError(known["unusable"])
-            self.tasks[task.source] = known
-            judge.loaded[task.source] = known["takes"]
+                judge.loaded.pop(entry, None)
+                entry.unusable = known["unusable"]
+                raise TaskError(entry.unusable)
+            entry.blueprint, entry.room = known["blueprint"], known["room"]
+            judge.loaded[entry] = known["takes"]
 
     def ask(self, judge, *order):
         """A judge's answer to an order. Raises Gone when it ends, and it has no task then."""
@@ -311,5 +312,4 @@ def gpu_of(device) -> tuple:
     """(the file by which all processes of this user agree on who has this GPU, bytes of its memory that are free)."""
     import torch
     path = f"{tempfile.gettempdir()}/gpu-{os.getuid()}-{torch.cuda.get_device_properties(device).uuid}"
-    open(path, "a").close()
     return path, torch.cuda.mem_get_info(device)[0]

@@ -177,14 +177,10 @@ class Steps(Operators):
         super().__init__(program.kept.values())
         self.launcher = program.launcher
 
-    def step(self, label, own, call, *_):
-        if not own:
-            with self:
-                return call()
-        out = call()
+    def launch(self, kernel, call):
+        call()
         self.parameters -= set(self.launcher.counts.touched["store"])
-        self.events.append([launch_milliseconds(self.launcher.counts, self.parameters), label, True])
-        return out
+        self.events.append([launch_milliseconds(self.launcher.counts, self.parameters), kernel, True])
 
 
 class Clock:

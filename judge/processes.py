@@ -47,8 +47,7 @@ ROOM = 256 << 20  # bytes of /tmp in the jail, and of a file
 MOST_THREADS, MOST_FILES = 64, 4096  # of a candidate: processes and threads, and files
 STARTING = 120  # seconds that a server may take to start, on a busy machine
 
-
-EXCLUSIVE, SHARED = fcntl.LOCK_EX, fcntl.LOCK_SH
+SAMPLE, CHECK, TIME = "sample", "check", "time"  # what the GPU is wanted for, see gpu_lock
 
 
 class Gone(Exception):
@@ -56,23 +55,28 @@ class Gone(Exception):
 
 
 @contextlib.contextmanager
-def gpu_lock(path, how, seconds=0):
-    """Within this context the GPU is had with others (SHARED: to load, check, sample) or alone (EXCLUSIVE: to time).
+def gpu_lock(path, work, seconds=0):
+    """Within this context the GPU is had alone (work: TIME), or with others (CHECK: also to load; SAMPLE: the model).
 
     path: a file that all processes on one GPU use, or None without a GPU. The kernel releases it if the process ends.
     seconds: after so many, not counting the wait, this process is ended; 0: never.
     """
-    with open(path or os.devnull) as file:
-        if path:
+    with contextlib.ExitStack() as locks:
+        def lock(name, how):
+            file = locks.enter_context(open(f"{path}-{name}", "a"))
             fcntl.flock(file, how)
-        if not seconds:
-            yield
-            return
-        signal.alarm(math.ceil(seconds))
-        try:
-            yield
-        finally:
-            signal.alarm(0)
+            return file
+
+        if path and work != CHECK:
+            lock("model", fcntl.LOCK_SH if work == SAMPLE else fcntl.LOCK_EX)
+        if path and work != SAMPLE:
+            turn = lock("next", fcntl.LOCK_EX)  # who asks first is next: else those who check keep out one who times
+            lock("judges", fcntl.LOCK_SH if work == CHECK else fcntl.LOCK_EX)
+            turn.close()
+        if seconds:
+            signal.alarm(math.ceil(seconds))
+            locks.callback(signal.alarm, 0)
+        yield
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ does not fit.
 
     row          ["operator", "name.overload", args, kwargs, [[number, dtype, shape, strides] of each result]]
                  ["launch", launch]
-                 ["tuned", [[label, [rows]] for each configuration of an autotuned kernel]]
-    launch       {"kernel": its name, "grid": three numbers, "arguments": values, "compiled": index}
+                 ["tuned", [[rows] for each configuration of an autotuned kernel]]
+    launch       {"kernel": its name, "grid": three numbers, "arguments": [[type, value]], "compiled": index}
     program      {"inputs": [numbers], "state": {name: number} of what equals the reference's, "named": {name: number}
                  of all parameters and buffers, "constants": {number: [dtype, shape, strides, offset, bytes]},
                  "returned": [numbers of constants in whose memory an output lies], "rows", "output", "fixed": were
@@ -17,6 +17,7 @@ does not fit.
                  them, each {"code": bytes, ...}}, or {"failed": stage, "error", "line"}
 """
 
+import contextlib
 import json
 
 import safetensors.torch
@@ -33,7 +34,6 @@ MOST_ROWS, MOST_CONFIGS = 20_000, 16  # of a program; of an autotuned kernel
 MOST_JSON = 2 << 20  # bytes; as Python's objects they are up to 50 times as large
 TORCH_NAMES = {str(value): value for value in vars(torch).values()
                if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))}
-NONSENSE = "the recorded program makes no sense"
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tensors in nested values
@@ -133,7 +133,7 @@ def unpacked(data) -> dict:
         recording["constants"] = {int(number): tensor for number, tensor in tensors.items()}
         return recording
     except Exception:  # RecursionError and MemoryError are among those that a sender can cause
-        raise Failed(NONSENSE) from None
+        raise Failed("the recording makes no sense") from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def launches_in(rows) -> list:
     for row in rows:
         if row[0] == "launch":
             launches.append(row[1])
-        for _, inner in row[1] if row[0] == "tuned" else ():
+        for inner in row[1] if row[0] == "tuned" else ():
             launches += launches_in(inner)
     return launches
 
@@ -174,7 +174,7 @@ def check(rows, kernels):
                 raise Failed(f"aten.{name} is not supported in a recorded forward")
             operator_of(row[1])
         elif row[0] == "tuned":
-            for _, inner in row[1][:MOST_CONFIGS]:
+            for inner in row[1][:MOST_CONFIGS]:
                 check(inner, kernels)
         elif row[0] != "launch":
             raise ValueError(row[0])
@@ -195,7 +195,6 @@ class Program:
 
     kernels    the names of those that it launches, each once
     kept       {number: tensor} of parameters and constants, which live from one forward to the next
-    tuned      the labels of the configurations that its autotuned kernels use, once it has run
     """
 
     def __init__(self, recording, device, launcher, room):
@@ -212,7 +211,7 @@ class Program:
         self.constants = {int(number): place for number, place in program["constants"].items()}
         self.contents = recording["constants"]
         self.device, self.launcher = torch.device(device), launcher
-        self.kept, self.chosen, self.tuned = {}, {}, []
+        self.kept, self.chosen = {}, {}  # chosen: {position of an autotuned row: its quickest configuration}
         self.kernels = list(dict.fromkeys(launch["kernel"] for launch in launches_in(self.rows)))
         self.last_uses = {}  # {position of a row: numbers that no later one uses}
         used = {*self.inputs, *self.state.values(), *self.constants} | numbers_in(self.output)
@@ -247,7 +246,7 @@ class Program:
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
         poison: what memory that no row has written holds: "nan", or "random" bytes; "noise", which is finite, where
         kernels are left out; None: whatever is there.
-        observer: its `step` is called around each row, see prices.Prices.
+        observer: a dispatch mode that sees each operator, and whose `launch` does each launch; see prices.Steps.
         """
         values = self.kept | dict(zip(self.inputs, inputs, strict=True))
         for number in self.returned:  # new memory in each forward: what an earlier one has left there does not count
@@ -257,8 +256,8 @@ class Program:
             fill(values[number], poison)
         for position, row in enumerate(self.rows):
             if row[0] == "tuned" and position not in self.chosen:
-                self.choose(position, row[1], values)
-            for each in row[1][self.chosen[position]][1] if row[0] == "tuned" else [row]:
+                self.chosen[position] = self.quickest(row[1], values)
+            for each in self.chosen.get(position, [row]):
                 self.step(each, values, mute, poison, observer)
             for number in self.last_uses[position]:
                 values.pop(number, None)
@@ -267,23 +266,23 @@ class Program:
     def step(self, row, values, mute=(), poison=None, observer=None):
         """Run one row: an operator, or a launch unless its kernel is left out."""
         if row[0] == "operator":
-            return self.operator(row, values, poison, observer)
+            self.operator(row, values, poison, observer)
+            return
         launch = row[1]
         if launch["kernel"] in mute:
-            return None
-        arguments = read(launch["arguments"], values)
+            return
+        arguments = [(kind, read(value, values)) for kind, value in launch["arguments"]]
         if observer is None:
-            return self.launcher.launch(launch, arguments)
-        return observer.step(launch["kernel"], True, lambda: self.launcher.launch(launch, arguments))
+            self.launcher.launch(launch, arguments)
+        else:
+            observer.launch(launch["kernel"], lambda: self.launcher.launch(launch, arguments))
 
     def operator(self, row, values, poison, observer):
         _, name, args, kwargs, results = row
         func, name = operator_of(name), name.split(".")[0]
         args, kwargs = read(args, values, self.device), read(kwargs, values, self.device)
-        if observer is None:
+        with observer or contextlib.nullcontext():
             out = func(*args, **kwargs)
-        else:
-            out = observer.step(name, False, lambda: func(*args, **kwargs), func, args, kwargs)
         given = set(map(address, tensors_in([args, kwargs])))
         for (number, *kind), tensor in zip(results, tensors_in(out), strict=True):
             is_new = address(tensor) not in given  # no view, nothing that was changed in place
@@ -291,19 +290,18 @@ class Program:
             if name in UNWRITTEN:
                 fill(values[number], poison)
 
-    def choose(self, position, configurations, values):
-        """Choose the quickest configuration of an autotuned kernel. Each is tried once, on copies of its memory."""
-        times, last = {}, None
-        for index, (_, rows) in enumerate(configurations):
+    def quickest(self, configurations, values):
+        """The rows of the quickest configuration of an autotuned kernel. Each runs once, on copies of its memory."""
+        times, last = [], None
+        for rows in configurations:
             copies = on_copies({number: values[number] for number in numbers_in(rows) if number in values})
             try:
-                times[index] = self.launcher.trial(lambda: [self.step(row, copies) for row in rows])
+                times.append((self.launcher.trial(lambda: [self.step(row, copies) for row in rows]), rows))
             except Failed as error:
                 last = Failed(str(error), error.stage, error.line)  # without its traceback, which holds tensors
         if not times:
             raise last
-        self.chosen[position] = min(times, key=times.get)
-        self.tuned.append(configurations[self.chosen[position]][0])
+        return min(times, key=lambda entry: entry[0])[1]
 
 
 def as_recorded(tensor, kind, name):

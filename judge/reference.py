@@ -1,11 +1,11 @@
 """What a candidate is compared with: the reference model, its state, and the inputs and bounds of each trial.
 
-Trial 0 uses inputs as the task draws them, the others structured ones (inputs.py). Parameters are perturbed, where the
+Trial 0 uses inputs as the task draws them, the others structured ones (trials.py). Parameters are perturbed, where the
 candidate's are the reference's by name and value, but for the last trial, which has them as constructed. So work that
 rarely matters, or not yet, must still be done. What the reference cannot take is dropped, and `notes` say so.
 
 An Answer has the outputs, the inputs that the reference changes, and the parameters and buffers that it changes. How
-closely a candidate's must agree (comparison.py) follows the reference's own error against float64, which is measured
+closely a candidate's must agree (trials.py) follows the reference's own error against float64, which is measured
 here when a task is loaded.
 """
 
@@ -26,12 +26,12 @@ import numpy
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from judge.comparison import (MARGIN, MOST, Bound, compare, errors_of, is_exact, is_same, named, precise, precise_type,
-                              scale_of, sharing, width)
-from judge.inputs import AS_DRAWN, STRENGTHS, STRONG, STRUCTURES, domain_of, nearby, vary
-from judge.program import copy_of, tensors_in
+from judge.program import bytes_in, copy_of, tensors_in
+from judge.trials import (AS_DRAWN, MARGIN, MOST, NEAR_ZERO, PLAIN, STRENGTH, STRONG, STRUCTURES, WEAK, Bound,
+                          compare, difference, domain_of, errors_of, is_exact, is_same, named, nearby, precise,
+                          precise_type, scale_of, sharing, vary, width)
 from judge.verdict import describe
-from tasks import TaskError
+from tasks import TaskError, init_arguments
 
 
 class CudaIsCpu(torch.overrides.TorchFunctionMode):
@@ -103,9 +103,7 @@ class Reference:
         """Construct the model on the CPU, as candidates are: a GPU draws other random values."""
         seed_everything(self.derive("arguments"))
         self.get_inputs = module.get_inputs
-        self.arguments, self.keywords = list(module.get_init_inputs()), {}
-        if list(map(type, self.arguments)) == [list, dict]:  # KernelBook: [arguments, keywords]
-            self.arguments, self.keywords = self.arguments
+        self.arguments, self.keywords = init_arguments(module.get_init_inputs)
         self.seed = self.derive("parameters")
         seed_everything(self.seed)
         self.model = module.Model(*self.arguments, **self.keywords)
@@ -143,8 +141,17 @@ class Reference:
 
     def load(self, perturbed):
         """Set the model's state. Until the next load, a forward goes on from the buffers that the last one left."""
+        self.restore(self.state(perturbed))
+
+    def restore(self, state):
         for name, tensor in state_of(self.model).items():
-            tensor.detach().copy_(self.state(perturbed)[name])
+            if name in state:
+                tensor.detach().copy_(state[name])
+
+    def changing(self) -> dict:
+        """A copy of the parameters and buffers that a forward changes."""
+        state = state_of(self.model)
+        return {name: state[name].detach().clone() for name in self.changed_state}
 
     def run(self, inputs, seed, model=None) -> Answer:
         """The reference's answer, on copies of the inputs. model: one to be used in place of it."""
@@ -168,7 +175,10 @@ class Reference:
         return Answer(leaves, structure(output), list(changed), shared)
 
     def find_side_effects(self):
-        """Find which inputs, parameters and buffers the forward changes, and which outputs share memory with others."""
+        """Find which inputs, parameters and buffers the forward changes, and which outputs share memory with others.
+
+        And `size`, the bytes of all of them.
+        """
         self.changed_inputs, self.changed_state = [], []
         copies = copy_of(self.example)
         with torch.no_grad(), self.place:
@@ -179,6 +189,7 @@ class Reference:
         state = state_of(self.model)
         self.changed_state = [name for name, x in self.constructed.items() if not is_same(x, state[name])]
         self.shared = self.answer(output, copies, state, self.changed_inputs).shared
+        self.size = bytes_in([copies, output, state])
 
     def blueprint(self) -> dict:
         """What a recorder needs to construct ModelNew, and inputs without values."""
@@ -221,6 +232,26 @@ class Reference:
             widths = [max(t, min(MARGIN * t, MOST)) for t in widths]
         return [Bound(t, min(MARGIN * share, MOST), spread=not trial) for t, share in zip(widths, self.jumps)]
 
+    def mistake(self, trial, perturbed, inputs, before, expected, got):
+        """What is wrong with a candidate's Answer in this trial, in one line, or None.
+
+        expected: the reference's Answer; before: what `changing` was when it began. If the two differ on structured
+        inputs, the reference's own errors are measured on just these.
+        """
+        bounds = self.bounds(trial, perturbed)
+        problem = difference(expected, got, bounds)
+        if not problem or not trial:
+            return problem
+        after = self.changing()
+        errors, _ = self.errors(inputs, before, spread=False)
+        self.restore(after)
+        wider = [Bound(max(bound.t, self.width(e, x)), max(bound.share, min(MARGIN * e.share, MOST)), spread=False)
+                 for bound, e, x in zip(bounds, errors, expected.leaves.values())]
+        return difference(expected, got, wider)
+
+    def width(self, error, x) -> float:
+        return width(error.t, x.dtype, self.tolerance)
+
     def choose_perturbation(self):
         """Measure the bounds of trial 0, and perturb parameters in a way that the reference can take."""
         self.load(False)
@@ -228,9 +259,8 @@ class Reference:
         self.load(False)
         if compare(leaves, self.run(self.example, 1).leaves, [Bound(MOST, MOST)] * len(leaves)):
             raise TaskError("its output is random (dropout in training mode?), so no kernel can be compared with it")
-        dtypes = [x.dtype for x in leaves.values()]
         errors, self.missing = self.measure(0, False)
-        constructed = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
+        constructed = list(map(self.width, errors, leaves.values()))
         self.widths = {False: constructed, True: constructed}
         self.jumps = [e.share for e in errors]
         for flip in True, False:
@@ -242,62 +272,77 @@ class Reference:
                 limits = [max(MOST, t) for t in constructed]
                 sound = all(e.t <= t and e.share <= MOST for e, t in zip(errors, limits))
                 if sound and missing <= 2 * self.missing:
-                    self.widths[True] = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
+                    self.widths[True] = list(map(self.width, errors, leaves.values()))
                     self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
                     return
         self.perturbed = self.constructed
         self.notes.append("parameters were not perturbed: the reference fails with others")
 
     def choose_structure(self):
-        """Choose the structures of inputs, and their strengths: all at once, or else one by one."""
+        """Choose the structures of inputs, and their strengths: all of them, but for what the reference cannot take."""
         if all(domain.kind == "fixed" for domain in self.domains):
             return
-        self.strengths = dict.fromkeys(STRUCTURES, STRENGTHS[0])
-        if self.takes(*range(1, 9)):
-            return
-        kept = {AS_DRAWN: 1.0}
-        for name in STRUCTURES:
-            for strength in STRENGTHS if name in STRONG else STRENGTHS[:1]:
-                self.strengths = {AS_DRAWN: 1.0, name: strength}
-                if name not in kept and self.takes(1, 4):
-                    kept[name] = strength
-        for most in *STRENGTHS, 0.0:  # together they may be too much; without the strong ones at the end
-            self.strengths = {name: min(strength, most or strength) for name, strength in kept.items()
-                              if most or name not in STRONG}
-            if self.takes(*range(1, 9)):
-                break
-        else:
-            self.strengths = {}
+        self.strengths = dict.fromkeys(STRUCTURES, STRENGTH)
+        while self.strengths and (trial := self.first_failure(1, 2, 3, 4)):
+            before = {name: strength for name, strength in self.strengths.items() if name != AS_DRAWN}
+            good = self.harmless(before, trial)
+            if good == before:  # each by itself is, but not all of them together
+                good = {name: WEAK if name in STRONG else strength for name, strength in before.items()}
+            if good == before:
+                good = {name: strength for name, strength in before.items() if name not in STRONG}
+            self.strengths = good | {AS_DRAWN: 1.0} if good and good != before else {}
         if dropped := [name for name in STRUCTURES if name not in self.strengths]:
             what = f"rows of some kinds ({', '.join(dropped)})" if self.strengths else "structure"
             self.notes.append(f"inputs had no {what}: the reference fails on them")
 
-    def takes(self, *trials) -> bool:
-        """Can the reference take the inputs of these trials: is it as finite and nearly as accurate as in trial 0?"""
+    def harmless(self, strengths, trial) -> dict:
+        """Those of these structures that the reference can take by themselves in a trial; strong ones may be weaker.
+
+        Each kind is tried as a whole, and one by one only if that is too much.
+        """
+        good = {}
+        for kind, weaker in (STRONG, False), (STRONG, True), (PLAIN, False), (NEAR_ZERO, False):
+            rest = {name: strength for name, strength in strengths.items() if name in kind and name not in good}
+            if weaker:
+                rest = dict.fromkeys(rest, WEAK)
+            for tried in [rest, *({name: strength} for name, strength in rest.items())]:
+                self.strengths = tried
+                if tried and good.keys().isdisjoint(tried) and not self.first_failure(trial):
+                    good |= tried
+        return good
+
+    def first_failure(self, *trials) -> int:
+        """The first of these trials that the reference cannot take, or 0.
+
+        It must be as finite and nearly as accurate as in trial 0. As with candidates, parameters are perturbed but for
+        the last trial.
+        """
         for trial in trials:
-            perturbed = trial < 5
+            perturbed = trial < 4
             try:
                 errors, missing = self.measure(trial, perturbed)
             except Exception:
-                return False
-            if missing > 2 * self.missing:
-                return False
-            for e, bound, t, share in zip(errors, self.bounds(trial, perturbed), self.widths[perturbed], self.jumps):
-                # An honest kernel may err as much as the reference, so half of the bound is left to each.
-                if e.t > max(bound.t / MARGIN, t / 2) or e.share > max(MOST / MARGIN, share):
-                    return False
+                return trial
+            # An honest kernel may err as much as the reference, so half of the bound is left to each.
+            limits = [(max(bound.t / MARGIN, t / 2), max(MOST / MARGIN, share)) for bound, t, share in zip(
+                self.bounds(trial, perturbed), self.widths[perturbed], self.jumps)]
+            if missing > 2 * self.missing or any(e.t > t or e.share > share for e, (t, share) in zip(errors, limits)):
+                return trial
             self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
-        return True
+        return 0
 
     def measure(self, trial, perturbed) -> tuple:
+        """`errors` on a trial's inputs."""
+        return self.errors(self.inputs("errors", trial), self.state(perturbed), spread=not trial)
+
+    def errors(self, inputs, state, spread) -> tuple:
         """(e and share of jumps of each compared tensor, largest share of one's values that are not finite)."""
-        inputs = self.inputs("errors", trial)
-        self.load(perturbed)
+        self.restore(state)
         leaves = self.run(inputs, 0).leaves
-        exact = self.in_double(inputs, perturbed, leaves)
+        exact = self.in_double(inputs, state, leaves)
         errors, missing = [], 0.0
         for name, x in leaves.items():
-            found = errors_of(x, exact[name], spread=not trial)
+            found = errors_of(x, exact[name], spread)
             jumps = found > MOST
             share = int(jumps.sum()) / max(x.numel(), 1)
             noise = share > 0.5 and not is_exact(x)
@@ -306,14 +351,14 @@ class Reference:
             missing = max(missing, 1 - int(x.isfinite().sum()) / max(x.numel(), 1))
         return errors, missing
 
-    def in_double(self, inputs, perturbed, leaves) -> dict:
+    def in_double(self, inputs, state, leaves) -> dict:
         """What the reference computes in float64 on inputs nearby, or `leaves` where it cannot."""
         before = torch.get_default_dtype()
         result = {}
         try:
             # Where values are equal, indices are ambiguous: that shows if equal values do not stay equal.
             for apart in sorted(set(map(is_exact, leaves.values()))):
-                self.load(perturbed)
+                self.restore(state)
                 twin = copy.deepcopy(self.model)._apply(precise)
                 near = [nearby(x, domain, apart) for x, domain in zip(inputs, self.domains)]
                 torch.set_default_dtype(torch.float64)

@@ -31,7 +31,6 @@ class Verdict:
     disturbed: bool = False  # something else used the GPU meanwhile: the times scatter
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
-    tuned: list = field(default_factory=list)  # the configurations that its autotuned kernels use
     note: str = ""  # what was not looked at, and why: "its parameters were not perturbed: ..."
 
 
@@ -45,7 +44,8 @@ def verdict_from_json(record) -> Verdict:
 
 
 class Failed(Exception):
-    """The candidate failed. stage: parse, rejected, compile, launch or forward; line: the candidate's."""
+    """The candidate failed. stage: "compile" (until all of its kernels are compiled), "rejected" (it broke a rule),
+    "forward"; line: the candidate's."""
 
     def __init__(self, text, stage="forward", line=None):
         super().__init__(text)
@@ -87,7 +87,7 @@ def numbered(code, line, around=2) -> str:
 def set_failure(verdict, code, failed):
     """Enter that the candidate failed. failed: a Failed."""
     text = printable(failed)[:400]
-    verdict.compiled, verdict.correct = failed.stage not in ("parse", "compile"), False
+    verdict.compiled, verdict.correct = failed.stage != "compile", False
     verdict.excerpt = numbered(code, failed.line)
     if failed.stage == "rejected":
         verdict.rejected = text

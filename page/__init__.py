@@ -2,14 +2,13 @@
 
 In reading order:
 
-    records.py      files of a folder -> plain records: metrics, rollouts, skills and where each came from
-    charts.py       records -> charts, as SVG for the page and as pictures: curves.png, fast_p.png
+    records.py      files of a folder -> plain records: metrics, rollouts, skills, where each came from; a run in words
+    charts.py       records -> pictures: curves.png, fast_p.png
     levels.py       a benchmark's summary as a text table; the machine that it was measured on
-    live.py         what a run shows while it goes on: a line for each step, numbers for other programs
-    writer.py       records, charts and tables -> report.html
+    writer.py       records, pictures and tables -> report.html
     page.html       the template that writer.py fills in; style.css its looks; script.js the browser of rollouts
 
-    (root: run) ---> live, writer ---> records, charts, levels        (root: bench) ---> charts, levels
+    (root: run) ---> writer ---> records, charts, levels        (root: bench) ---> charts, levels
 
 A *rollout* on the page is any reply, or chain of replies, to one prompt: the Policy's turns, one answer of Selection,
 one answer of Summary with its proposals.

@@ -1,18 +1,16 @@
-"""Charts of a run and of a benchmark, as SVG for the page and as pictures beside the other files.
+"""Charts of a run and of a benchmark: the pictures curves.png and fast_p.png, which the page shows, too.
 
-A chart is data (`Chart`); `draw` is the only function that knows how one looks. PANELS lists those of a run.
+PANELS lists the charts of a run; `draw` alone knows how one looks.
 """
 
-import io
 import math
-from typing import NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-         "legend.frameon": False, "svg.fonttype": "none", "text.parse_math": False}  # a folder's name may hold a $
+         "legend.frameon": False, "text.parse_math": False}  # a folder's name may hold a $
 # (title, caption, {metric: label})
 PANELS = [
     ("Evaluation: redundant operators", "Mean reward on the same problems after every second step, greedy replies.",
@@ -26,94 +24,64 @@ PANELS = [
      "answer's best verified skill, or 0.", {"reward_selection": "Selection", "reward_summary": "Summary"}),
     ("Skill library", "A skill joins after its step; how often skills that the run has found were selected since.",
      {"library": "skills", "proposals": "proposals", "passed": "passed", "selected_learnt": "found skills selected"}),
-    ("Update", "Norm of the gradient before it is clipped.", {"grad_norm": "gradient norm"}),
     ("Seconds of a step", "Wall time by phase. What a phase waits for the sandbox is counted there.",
      {"sandbox": "sandbox", "select": "select", "roll out": "roll out", "summarise": "summarise", "verify": "verify",
       "update": "update", "evaluate": "evaluate"}),
 ]
 
 
-class Curve(NamedTuple):
-    """One line of a chart."""
-
-    label: str
-    x: list
-    y: list
-
-
-class Chart(NamedTuple):
-    """Curves over one x. kind: "lines", or "shares": from 0 to 1."""
-
-    title: str
-    caption: str
-    curves: list
-    x: str = "step"
-    kind: str = "lines"
-
-
-def run_charts(run) -> list[Chart]:
-    """Those of PANELS. run: a records.Source."""
+@rc_context(STYLE)
+def save_curves(run, path):
+    """curves.png: PANELS by step. run: a records.Source."""
     lines = [line | line["seconds"] for line in run.metrics]  # seconds: {phase: its seconds}
-    charts = []
-    for title, caption, labels in PANELS:
-        curves = [learning_curve(lines, metric, label) for metric, label in labels.items()]
-        charts.append(Chart(title, caption, curves, kind="shares" if "correct" in labels else "lines"))
-    return charts
+    panels = []
+    for title, _, labels in PANELS:
+        curves = {label: learning_curve(lines, metric) for metric, label in labels.items()}
+        panels.append((f"{title}, by step", curves, "correct" in labels))
+    save_png(panels, path, f"{run.folder}, {run.clock} clock")
 
 
-def learning_curve(metrics, metric, label) -> Curve:
-    """A metric by step, without the steps that do not have it."""
-    lines = [line for line in metrics if line.get(metric) is not None]
-    return Curve(label, [line["step"] for line in lines], [line[metric] for line in lines])
+def learning_curve(lines, metric) -> tuple[list, list]:
+    """A metric by step, (steps, values), without the steps that do not have it."""
+    lines = [line for line in lines if line.get(metric) is not None]
+    return [line["step"] for line in lines], [line[metric] for line in lines]
 
 
-def fast_p(figures) -> Chart:
-    """Fast_p by p, of the best turns of all samples. figures: the rows of a benchmark's summary."""
-    curves = []
+@rc_context(STYLE)
+def save_fast_p(figures, path, title):
+    """fast_p.png: Fast_p by p, of the best turns of all samples. figures: the rows of a benchmark's summary."""
+    save_png([("p", fast_p_curves(figures), True)], path, title)
+
+
+def fast_p_curves(figures) -> dict:
+    """{rule: (p, shares)}"""
+    curves = {}
     for row in figures:
         if row["counted"] == "best turn":
             shares = {float(name.removeprefix("fast_")): row[name] for name in row if name.startswith("fast_")}
-            curves.append(Curve(f"{row['rule']} rule", list(shares), list(shares.values())))
-    return Chart("Fast_p", "Share of samples that are correct and more than p times as fast.", curves, "p", "shares")
+            curves[f"{row['rule']} rule"] = list(shares), list(shares.values())
+    return curves
 
 
-def draw(axis, chart):
-    """Draw a chart. The legend is above, where it hides nothing. Later curves are thinner, so none hides another."""
-    for number, (label, x, y) in enumerate(chart.curves):
-        line = "--D" if label.startswith("evaluation") else ".-"
-        axis.plot(x, y, line, label=label, markersize=4, linewidth=max(1.2, 3.6 - 0.8 * number))
-    if chart.kind == "shares":
-        axis.set_ylim(0, 1.02)
-    axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=chart.x != "p"))
-    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)
-
-
-def picture(charts, labels, columns, one_scale) -> Figure:
-    """Charts in a grid, each with a label under it."""
-    rows = math.ceil(len(charts) / columns)
+def save_png(panels, path, title):
+    """Charts in one picture, at most three in a row. panels: (label of the x axis, {label: (x, y)}, is y a share?)"""
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(5 * columns, 3.3 * rows), layout="constrained")
-    axis = None
-    for number, (chart, label) in enumerate(zip(charts, labels), start=1):
-        axis = figure.add_subplot(rows, columns, number, sharey=axis if one_scale else None)
-        draw(axis, chart)
+    for number, (label, curves, shares) in enumerate(panels, start=1):
+        axis = figure.add_subplot(rows, columns, number)
+        draw(axis, curves)
         axis.set_xlabel(label)
-    return figure
-
-
-@rc_context(STYLE)
-def svg(charts, names) -> str:
-    """One chart of each of `names` (folders), side by side with one scale. Black becomes the page's text colour."""
-    labels = [f"{chart.x}, {name}" for chart, name in zip(charts, names)]
-    file = io.StringIO()
-    picture(charts, labels, len(charts), one_scale=True).savefig(file, format="svg", transparent=True)
-    markup = file.getvalue().partition("<!DOCTYPE")[2].partition(">")[2]  # without the head of an XML file
-    return markup.replace("#000000", "currentColor")
-
-
-@rc_context(STYLE)
-def save_png(charts, path, title):
-    """All charts in one picture, at most three in a row."""
-    labels = [f"{chart.title}, by {chart.x}" for chart in charts]
-    figure = picture(charts, labels, min(3, len(charts)), one_scale=False)
+        axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=label.endswith("step")))
+        if shares:
+            axis.set_ylim(0, 1.02)
     figure.suptitle(title)
     figure.savefig(path, dpi=100)
+
+
+def draw(axis, curves):
+    """Draw curves. The legend is above, where it hides nothing. Later curves are thinner, so none hides another."""
+    for number, (label, (x, y)) in enumerate(curves.items()):
+        line = "--D" if label.startswith("evaluation") else ".-"
+        axis.plot(x, y, line, label=label, markersize=4, linewidth=max(1.2, 3.6 - 0.8 * number))
+    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)

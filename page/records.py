@@ -1,4 +1,4 @@
-"""What a run or a benchmark has left in its folder, as plain records: metrics, rollouts, skills and their story.
+"""What a run or a benchmark has left in its folder, as plain records and in words.
 
 run.py and bench.py wrote these files. A line that cannot be read, or that lacks a field, is a UserError of one line;
 a last line that a kill has cut off is left out.
@@ -110,6 +110,29 @@ def best_use(name, origin, rollouts) -> dict | None:
             evaluated = not rollout["id"].startswith("step")
             best = rollout | {"speedup": max(speedups), "evaluated": evaluated}
     return best
+
+
+def step_in_words(line, options, library) -> str:
+    """What a step prints; before the first step only the evaluation. line: of metrics.jsonl. library: after the step.
+
+    `replies a+b+c` are those of Policy, Selection and Summary in the groups of the loss.
+    """
+    parts = ["before training"]  # then, if there are any, the skills found and the evaluation
+    if line["step"]:
+        rows = "+".join(map(str, line["rows"].values()))
+        parts = [f"step {line['step']}/{options.steps}  reward {line['reward_best']:.3f}  "
+                 f"correct {line['correct']:.0%}  Fast_1 {line['fast_1']:.0%}  speedup {line['speedup'] or 0:.2f}x "
+                 f"({line['clock']})  replies {rows}  skills {line['library']} (+{line['staged']})  proposals "
+                 f"passed {line['passed']} of {line['proposals']}  {sum(line['seconds'].values()):.0f} s"]
+    if line.get("staged"):
+        parts.append("new: " + ", ".join(skill.name for skill in library.skills[-line["staged"]:]))
+    if "eval_fast_1" in line:
+        figures = [f"{label} {line[key]:{form}}" for key, label, form in EVALUATION]
+        parts.append(f"evaluation: {', '.join(figures)} ({line['clock']})")
+    if "with_reward_best" in line:
+        parts.append(f"redundant operators: reward {line['with_reward_best']:.3f} with the library, "
+                     f"{line['without_reward_best']:.3f} without")
+    return ("  |  " if line["step"] else "  ").join(parts)
 
 
 def lessons(source) -> list[str]:

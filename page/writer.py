@@ -1,10 +1,11 @@
-"""One HTML file out of records and charts: no network and no server.
+"""One HTML file out of records and pictures: no network and no server.
 
 The rollouts are most of it: one JSON object, which script.js shows. Everything else is plain HTML, so that the page is
 readable without a script. Models write what they like, so nothing that comes out of a file becomes markup: Jinja
 escapes it here, and script.js only ever sets text.
 """
 
+import base64
 import json
 from pathlib import Path
 
@@ -18,13 +19,16 @@ MOST_TEXT = 12_000_000  # characters of rollouts on a page, so that it can be se
 def render(sources) -> str:
     """The page of one folder, or of several side by side. sources: a records.Source of each."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
-    runs = [source for source in sources if source.metrics]
-    panels = list(zip(*map(charts.run_charts, runs)))  # each panel: a chart of each run
     data, shown = rollouts_as_json(sum((source.rollouts for source in sources), []))
     text = environment.get_template("page.html").render(
-        sources=sources, runs=runs, panels=panels, data=data, shown=shown, charts=charts, lessons=records.lessons,
-        table=levels.table)
+        sources=sources, runs=[source for source in sources if source.metrics], data=data, shown=shown,
+        panels=charts.PANELS, embedded=embedded, lessons=records.lessons, table=levels.table)
     return text.encode(errors="replace").decode()  # half a surrogate pair cannot be written to a file
+
+
+def embedded(path) -> str:
+    """A picture as an address that holds the whole file; without the file an empty text."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else ""
 
 
 def rollouts_as_json(rollouts) -> tuple[str, int]:

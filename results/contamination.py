@@ -3,11 +3,11 @@
     python results/contamination.py --kernelbench DIR [--problems 80000] [--out contamination.json]
     python results/contamination.py --kernelbench DIR --fingerprints      (writes problems/kernelbench_fingerprints.txt)
 
-The measure is the list of operators that a problem's model applies (tasks.operators). Training rejects a problem whose
-list is exactly that of an evaluation problem (tasks.unfit). Here we generate as many training problems as the cold
-start does and compare the rest with each evaluation problem: the share of operators that two problems have in common,
-of all that either has, each counted as often as it is applied. Printed are counts. The nearest training problem is
-shown only for ids divisible by 5, because those alone may be read while working on this project.
+The measure is the list of operators that a problem's model applies (training.operators). Training rejects a problem
+whose list is exactly that of an evaluation problem (training.unfit). Here we generate as many training problems as the
+cold start does and compare the rest with each evaluation problem: the share of operators that two problems have in
+common, of all that either has, each counted as often as it is applied. Printed are counts. The nearest training problem
+is shown only for ids divisible by 5, because those alone may be read while working on this project.
 """
 
 import argparse
@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from command.process import run_command  # noqa: E402
 from synthetic.families import synthesize  # noqa: E402
-from tasks import PROBLEMS, builtin_tasks, evaluation_fingerprints, fingerprint  # noqa: E402
-from tasks import kernelbench_tasks, operators, problem_id  # noqa: E402
+from synthetic.training import evaluation_fingerprints, fingerprint, operators  # noqa: E402
+from tasks import PROBLEMS, builtin_tasks, kernelbench_tasks, problem_id  # noqa: E402
 
 BOUNDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 LEVELS = (1, 2, 3)

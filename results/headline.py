@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import RULES, Attempt, Sample, figures, is_correct, read_results, speed  # noqa: E402
-from page.charts import Chart, Curve, save_png  # noqa: E402
+from page.charts import save_png  # noqa: E402
 from command.files import user_error  # noqa: E402
 from command.process import UserError, run_command  # noqa: E402
 from sandbox import Verdict, feedback  # noqa: E402
@@ -105,7 +105,7 @@ def gains(pairs, seed=0):
         for problem in problems:
             means = []  # before, after, before, after, ...
             for side in sum(pairs, ()):
-                means.append(statistics.fmean(value(sample.scored) for sample in side[problem]))
+                means.append(statistics.fmean(value(sample.turns) for sample in side[problem]))
             changes.append(statistics.fmean(means[1::2]) - statistics.fmean(means[::2]))
         rng = random.Random(seed)
         draws = sorted(statistics.fmean(rng.choices(changes, k=len(changes))) for _ in range(10_000))
@@ -113,13 +113,13 @@ def gains(pairs, seed=0):
               f"{len(problems)} problems, {len(pairs)} seeds")
 
 
-def fast_p(found) -> Chart:
-    """Strict Fast_p of each benchmark's best turns. found: {folder: its samples}."""
-    curves, ps = [], [p / 20 for p in range(16, 61)]
+def fast_p(found) -> dict:
+    """Strict Fast_p of each benchmark's best turns, {folder: (p, shares)}. found: {folder: its samples}."""
+    curves, ps = {}, [p / 20 for p in range(16, 61)]
     for folder, samples in found.items():
-        speeds = [best(sample.scored) for sample in every(samples)]
-        curves.append(Curve(folder.name, ps, [statistics.fmean(one > p for one in speeds) for p in ps]))
-    return Chart("Share of samples correct and more than p times as fast", "", curves, "p", "shares")
+        speeds = [best(sample.turns) for sample in every(samples)]
+        curves[folder.name] = ps, [statistics.fmean(one > p for one in speeds) for p in ps]
+    return curves
 
 
 def transcript(samples) -> str:
@@ -152,7 +152,8 @@ def main(argv=None) -> int:
     for folder, samples in found.items():
         show(folder, samples)
     if args.plot:
-        save_png([fast_p(found)], args.plot, "strict, best turn")
+        label = "p: share of samples that are correct and more than p times as fast"
+        save_png([(label, fast_p(found), True)], args.plot, "strict, best turn")
     if after:
         print("\nafter minus before")
         gains([(found[a], found[b]) for a, b in zip(before, after)])

@@ -113,7 +113,7 @@ def write_data(out, count, longest):
 def reinforce_by_chance(argv):
     """reinforce.py, with rewards that are drawn at random from 0 to 4."""
     chance = random.Random(0)
-    reinforce.policy.REWARDS["davinci"] = reinforce.policy.Reward(lambda verdict: 4 * chance.random())
+    reinforce.policy.REWARDS["davinci"] = lambda verdict: 4 * chance.random()
     run_command(lambda: ranks.joined(reinforce.main)(argv))
 
 
@@ -123,7 +123,7 @@ def command(phase, args, out) -> list[str]:
     rows, tasks = ("sft.parquet", "rl.parquet") if PARQUET else ("sft.jsonl", "tasks")
     rewards = "results/rehearsal.py by-chance" if args.by_chance else "reinforce.py"
     rl = (f"{rewards} --model {out}/sft --tasks {out}/{tasks} --prompts {out}/prompts --freeze-selection "
-          f"--freeze-summary --no-eval --out {out}/rl {rl} --steps")
+          f"--freeze-summary --eval none --out {out}/rl {rl} --steps")
     text = {"model": f"results/node/enlarge.py {out}/model --shape {args.size}",
             "sft": f"sft.py --model {out}/model --data {out}/{rows} --out {out}/sft --epochs 1 {sft}",
             "rl": f"{rl} {steps}", "resume": f"{rl} {steps + 1} --resume",

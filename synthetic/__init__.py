@@ -10,6 +10,7 @@
     examples.py     the five kinds of examples
     redundant.py    chains of operators of which one may be redundant, and the pairs that no example shows
     lessons.py      examples about them, long and brief ones
+    training.py     the stream of training tasks; no problem that resembles an evaluation problem may be in it
     tiny.py         the tiny model: tokenizer, random weights
 
     operators - program -.- steps - families - wording -.- redundant - examples - lessons - sft.py - tiny
@@ -18,7 +19,7 @@
 A program is drawn once and printed twice, as a problem and as a solution. Neither text is ever read back, and every
 name in a solution stands in its problem: a model cannot learn to guess one.
 
-To add a pointwise operator: a row of `operators.POINTWISE` (and one of `tasks._WRITTEN_OUT` if problems can also spell
-it with other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then trains a
-model that knows it.
+To add a pointwise operator: a row of `operators.POINTWISE` (and one of `training._WRITTEN_OUT` if problems can also
+spell it with other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then
+trains a model that knows it.
 """

@@ -33,7 +33,8 @@ from summarizer import summary_messages
 from synthetic.families import draw, task_of
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
 from synthetic.redundant import TAUGHT, pair_skill
-from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
+from synthetic.training import evaluation_fingerprints, unfit
+from tasks import GPU_BATCH_FACTOR, scale_batch
 
 # How often the expert ...
 UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names

@@ -15,7 +15,8 @@ from synthetic.program import Draft, Program
 from synthetic.steps import (activation, convolution, dense, features, formula, linear, maybe, normalization,
                              parameter, plain_input, pooling, reduction, row_operator, scale, steps)
 from synthetic.wording import dress, problem_text
-from tasks import GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, scale_batch, unfit
+from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
+from tasks import GPU_BATCH_FACTOR, Task, elements, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 
@@ -253,8 +254,14 @@ def draw(seed, clutter=False, families=None, plain=False) -> Program:
     clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words, as real problems
     have them: a small model must learn to copy whatever it meets. plain: ordinary names only.
     """
-    families = families or FAMILIES
-    d = Draft(seed, clutter, plain)
+    try:
+        return drawn(Draft(seed, clutter, plain), families or FAMILIES)
+    except RuntimeError:  # a window is larger than what is left of an image: 1 program of 6,000
+        return draw(seed + 1_000_000_007, clutter, families, plain)
+
+
+def drawn(d, families) -> Program:
+    """The program of a draft in which nothing is drawn yet."""
     family = d.r.choices(list(families), [weight for weight, _ in families.values()])[0]
     families[family][1](d)
     dress(d)

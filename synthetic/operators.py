@@ -5,7 +5,7 @@ dimension, and {keep} is ", keepdim=True" or nothing. The lines of a kernel are 
 expressions, a line each: of the functions in POINTWISE and of Python's operators.)
 
 To add a pointwise operator: a row of POINTWISE. If problems can also spell it with other operators,
-`tasks._WRITTEN_OUT` has to say so, or we could train on a near-duplicate of an evaluation problem.
+`training._WRITTEN_OUT` has to say so, or we could train on a near-duplicate of an evaluation problem.
 """
 
 import ast

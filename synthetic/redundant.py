@@ -21,7 +21,8 @@ from synthetic import families
 from synthetic.operators import OPERATORS
 from synthetic.planner import Solution, solution
 from synthetic.program import Program, Step, Value
-from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, evaluation_fingerprints, scale_batch, unfit
+from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
+from tasks import GPU_BATCH_FACTOR, Task, scale_batch
 
 # Operators of the table: those that our kernels leave to PyTorch, functions of single elements, reductions of a row.
 TORCH = "sort flip fliplr roll cummax cummin tile repeat repeat_interleave cat pad tril triu diff topk".split()

@@ -19,6 +19,5 @@ $("[data-open$='x$:step_1.0']")[0].click();
 result.dropped = $("#conversation .feedback").map(text => text.textContent);
 $("#library [data-open]")[0].click();
 result.proposals = $("#conversation .turn .turn h4").map(title => title.textContent);
-result.charts = $("figure").filter(figure => figure.querySelector("svg path")
-                                             && figure.getBoundingClientRect().height > 100).length;
+result.charts = $("img").filter(image => image.naturalHeight > 100).length;
 return result

@@ -1,7 +1,6 @@
 """The model's side: parsing never raises, and four ways to get the same log-probabilities agree."""
 
 import json
-import random
 import time
 
 import pytest
@@ -58,20 +57,6 @@ def test_malformed_replies_give_none(text):
     assert time.monotonic() - began < 2  # 30 s, where a pattern is tried again at each character
 
 
-def test_parsing_survives_random_damage():
-    rng = random.Random(0)
-    whole = f"<tool_call>{CALL}</tool_call>```python\nclass ModelNew:\n    pass\n```"
-    whole += "<function=f><parameter=a>1</parameter></function>"
-    for _ in range(3000):
-        text = list(whole)
-        for _ in range(rng.randint(1, 12)):
-            i = rng.randrange(len(text))
-            text[i:i + rng.randint(0, 9)] = rng.choices('<>{}[]"`\\/\n x0', k=rng.randint(0, 4))
-        call, code = extract_tool_call("".join(text), "f"), extract_code("".join(text))
-        assert call is None or isinstance(call, dict)
-        assert code is None or "class ModelNew" in code
-
-
 def test_code_is_the_last_block_that_defines_model_new():
     text = ("```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\n"
             "class ModelNew(nn.Module):\n    b = 2\n```\n```python\nprint(ModelNew)\n```")
@@ -94,10 +79,10 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
 def test_replies_end_at_the_stop_token_or_the_limit(model):
     with pytest.raises(ValueError, match="without tokens"):
         model.sample([[5], []], Sampling(20))
-    replies = model.sample(PROMPTS * 20, Sampling(200), torch.Generator().manual_seed(0))
+    replies = model.sample(PROMPTS * 8, Sampling(200), torch.Generator().manual_seed(0))
     stop = model.tokenizer.eos_token_id
     ended = [r for r in replies if r.finished]
-    assert 10 < len(ended) < 100  # both kinds occur, or this test shows nothing
+    assert 5 < len(ended) < 40  # both kinds occur, or this test shows nothing
     for reply in replies:
         assert stop not in reply.token_ids[:-1]
         assert (reply.token_ids[-1] == stop) == reply.finished
@@ -138,7 +123,7 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tm
     assert {7, 8} < set(chat.stop_ids) and chat.end == end.convert_tokens_to_ids(["<|im_end|>"])
     chat.save(tmp_path)
     assert Backbone.load(tmp_path).model.generation_config.eos_token_id == chat.stop_ids
-    replies = chat.sample(PROMPTS * 20, Sampling(200), torch.Generator().manual_seed(0))
+    replies = chat.sample(PROMPTS * 10, Sampling(200), torch.Generator().manual_seed(0))
     last = {reply.token_ids[-1] for reply in replies if reply.finished}
     assert len(last) > 1 and last <= set(chat.stop_ids)
     assert not any(set(reply.token_ids[:-1]) & set(chat.stop_ids) for reply in replies)

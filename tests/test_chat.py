@@ -15,9 +15,10 @@ from chat.calls import extract_code, extract_tool_call, fenced_blocks
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
 from chat_templates import CALLING, GLM_RESPONSE, TEMPLATES, calling_tokenizer, template_tokenizer
-from conftest import learnt, make_task, write_lines
+from conftest import configure, learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from judge.verdict import KernelTime, Verdict
+from run import check
 from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
@@ -46,7 +47,7 @@ def test_a_fenced_call_may_hold_fences():
     assert extract_tool_call(f"```json\n{json.dumps(call)}\n```", "f") == call["arguments"]
     assert extract_tool_call(f"````\n```json\n{json.dumps(call)}\n```\n````", "f") == call["arguments"]
     began = time.monotonic()
-    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 1500), ("```x\n```\n" * 5000, 5000),
+    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 0), ("```x\n```\n" * 5000, 5000),
                          (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
         assert len(fenced_blocks(text)) == blocks
     assert time.monotonic() - began < 10  # no pattern is tried again at each character
@@ -121,25 +122,32 @@ def test_a_reply_that_ended_with_another_token_gets_the_templates_end_as_well(to
     assert after[:3] == [5, 6, stop] and made.decode(after[3:]) == "<|im_end|>userStill no.<|endoftext|>"
 
 
-CALL = {"think": "It's bound by memory.", "selected_skills": [{"name": "fuse", "reason": "two passes"}]}
+CALL = {"think": "It's 'bound' by memory.", "selected_skills": [{"name": "fuse", "reason": "it's two passes"}]}
+
+
+def calling(content="", arguments=CALL, name="select_skills") -> dict:
+    """A reply that calls a tool."""
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+def read(path, chat, *rows) -> list:
+    """What read_chats learns of rows: for each the texts, and the pair."""
+    write_lines(path / "rows.jsonl", *rows)
+    return [(learnt(chat, *pair), *pair) for pair in read_chats(path / "rows.jsonl", chat)]
 
 
 def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind, tmp_path):
-    row = {"messages": json.dumps([*TALK[:2], {"role": "assistant", "content": None, "tool_calls": [
-        {"id": "1", "type": "function", "function": {"name": "select_skills", "arguments": json.dumps(CALL)}}]}]),
-        "tools": json.dumps([SELECT_TOOL]), "enable_thinking": False}
-    write_lines(tmp_path / "rows.jsonl", row)
-    [(ids, mask)] = read_chats(tmp_path / "rows.jsonl", chat)
-    [reply] = learnt(chat, ids, mask)
+    row = {"messages": json.dumps([*TALK[:2], calling(None, json.dumps(CALL))]), "tools": json.dumps([SELECT_TOOL]),
+           "enable_thinking": False}
+    [([reply], ids, mask)] = read(tmp_path, chat, row)
     assert "two passes" in reply and reply.endswith(chat.tokenizer.decode(chat.end))
     assert "select_skills" in chat.tokenizer.decode(ids[:mask.argmax()])  # the prompt says what can be called
     assert chat.tool_call(reply, "select_skills") == CALL
     reads = kind in ("qwen3", "release")  # with the others the call became text
     assert "<tool_call>" in reply and chat.tool_role == (reads or kind == "lfm2", reads)
-    if kind in ("qwen3", "release"):
-        messages = [*TALK[:2], {"role": "assistant", "content": "", "tool_calls": [
-            {"function": {"name": "select_skills", "arguments": CALL}}]}]
-        whole = chat.tokenizer.apply_chat_template(messages, tools=[SELECT_TOOL], tokenize=False,
+    if reads:
+        whole = chat.tokenizer.apply_chat_template([*TALK[:2], calling()], tools=[SELECT_TOOL], tokenize=False,
                                                    enable_thinking=False)
         assert chat.tokenizer.decode(ids) == whole.rstrip("\n")
 
@@ -148,8 +156,7 @@ def test_a_tokenizers_own_response_template_reads_its_calls(tokenizer):
     made = template_tokenizer(tokenizer, "glm")
     made.response_template = GLM_RESPONSE
     chat = Chat(made)
-    reply = {"role": "assistant", "content": "So:", "tool_calls": [{"function": {"name": "f", "arguments": CALL}}]}
-    text = made.decode(chat.reply_ids([TALK[1], reply], SELECT_TOOL))
+    text = made.decode(chat.reply_ids([TALK[1], calling("So:", name="f")], SELECT_TOOL))
     assert text.startswith("So:<tool_call>f\n<arg_key>think</arg_key>") and chat.tool_role == (True, True)
     assert chat.tool_call(text, "f") == CALL and chat.tool_call(text, "g") is None
     assert not chat.tool_call("<tool_call>f\n<arg_key>a", "f") and chat.tool_call("\ud800", "f") is None
@@ -159,51 +166,35 @@ def test_a_tokenizers_own_response_template_reads_its_calls(tokenizer):
 @pytest.mark.parametrize("name", CALLING)
 def test_calls_become_text_where_they_would_not_come_back(tokenizer, name, tmp_path):
     chat = Chat(calling_tokenizer(tokenizer, name))
-    arguments = {"think": "It's 'bound'.", "selected_skills": [{"name": "fuse", "reason": "it's"}]}
-    called = {"content": "", "role": "assistant", "tool_calls": [
-        {"id": "1", "type": "function", "function": {"name": "select_skills", "arguments": arguments}}]}
-    raw = chat.tokenizer.apply_chat_template([TALK[1], called], tools=[SELECT_TOOL], tokenize=False)
+    raw = chat.tokenizer.apply_chat_template([TALK[1], calling()], tools=[SELECT_TOOL], tokenize=False)
     assert "<tool_call>" not in raw and "fuse" in raw  # the template does write calls
     assert chat.tool_role == (False, False)
-    for tools in ([SELECT_TOOL], ""):
-        write_lines(tmp_path / "rows.jsonl", {"messages": [*TALK[:2], called], "tools": tools})
-        [(ids, mask)] = read_chats(tmp_path / "rows.jsonl", chat)
-        [reply] = learnt(chat, ids, mask)
-        assert chat.tool_call(reply.removesuffix(chat.tokenizer.decode(chat.end)), "select_skills") == arguments
+    rows = [{"messages": [*TALK[:2], calling()], "tools": tools} for tools in ([SELECT_TOOL], "")]
+    for [reply], *_ in read(tmp_path, chat, *rows):
+        assert chat.tool_call(reply.removesuffix(chat.tokenizer.decode(chat.end)), "select_skills") == CALL
 
 
-def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
-    chat = Chat(template_tokenizer(tokenizer, "qwen3"), thinking=True)
-    thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
-    ids, mask = encode(chat, [*TALK[:2], thought, *TALK[3:5]])
-    first, second = learnt(chat, ids, mask)
-    assert first == thought["content"] + "<|im_end|>" and second.endswith("</think>\n\nPlan: two.<|im_end|>")
-    assert "Why." in chat.tokenizer.decode(ids)  # kept as it was written, though the template would drop it now
-
-
-def test_rows_with_thoughts_are_learnt_whatever_they_say_of_thinking(tokenizer, tmp_path, capsys):
+def test_thoughts_are_learnt_whatever_a_row_says_of_thinking(tokenizer, tmp_path, capsys):
     chat = Chat(template_tokenizer(tokenizer, "qwen3"))
     thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
-    rows = [{"messages": [*TALK[:2], thought]} | more for more in ({}, {"enable_thinking": False})]
-    write_lines(tmp_path / "rows.jsonl", *rows, {"messages": TALK})
-    data = read_chats(tmp_path / "rows.jsonl", chat)
-    assert [learnt(chat, *row)[0] for row in data[:2]] == [thought["content"] + "<|im_end|>"] * 2 and len(data) == 3
-    assert "2 rows hold thoughts, which the model will write with --thinking only" in capsys.readouterr().out
+    row = {"messages": [*TALK[:2], thought]}
+    first, second, third, plain = read(tmp_path, chat, row, row | {"enable_thinking": False},
+                                       {"messages": [*row["messages"], *TALK[3:5]]}, {"messages": TALK})
+    assert first[0] == second[0] == third[0][:1] == [thought["content"] + "<|im_end|>"] and len(plain[0]) == 3
+    assert third[0][1].endswith("</think>\n\nPlan: two.<|im_end|>")
+    assert "Why." in chat.tokenizer.decode(third[1])  # kept as it was written, though the template would drop it now
+    assert "3 rows hold thoughts, which the model will write with --thinking only" in capsys.readouterr().out
 
 
 def test_rows_in_other_layouts_are_read(tokenizer, tmp_path, capsys):
     chat = Chat(template_tokenizer(tokenizer, "deaf"))  # it writes no calls
-    parts = [{"type": "text", "text": "Plan: "}, {"type": "text", "text": "two."}]
-    call = {"type": "function", "function": {"name": "f", "arguments": CALL}}
-    write_lines(
-        tmp_path / "rows.jsonl", {"messages": [*TALK[:2], {"role": "assistant", "content": parts}], "tools": ""},
-        {"messages": [*TALK[:2], {"role": "assistant", "content": "So:", "tool_calls": [call]}]},
-        {"messages": [*TALK[:2], {"role": "assistant", "content": [{"type": "image_url", "image_url": "x"}]}]})
-    plain, called = read_chats(tmp_path / "rows.jsonl", chat)
-    assert learnt(chat, *plain) == ["Plan: two." + chat.tokenizer.decode(chat.end)]
-    [reply] = learnt(chat, *called)
-    assert reply.startswith("So:") and chat.tool_call(reply, "f") == CALL
-    assert "rows.jsonl:3: skipped (ValueError: a message holds something else than text)" in capsys.readouterr().err
+    contents = [[{"type": "text", "text": "Plan: "}, {"type": "text", "text": "two."}],
+                [{"type": "image_url", "image_url": "x"}]]
+    rows = [{"messages": [*TALK[:2], {"role": "assistant", "content": content}], "tools": ""} for content in contents]
+    [[plain], *_], [[called], *_] = read(tmp_path, chat, *rows, {"messages": [*TALK[:2], calling("So:")]})
+    assert plain == "Plan: two." + chat.tokenizer.decode(chat.end)
+    assert called.startswith("So:") and chat.tool_call(called, "select_skills") == CALL
+    assert "rows.jsonl:2: skipped (ValueError: a message holds something else than text)" in capsys.readouterr().err
 
 
 def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder):
@@ -284,36 +275,45 @@ def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_p
     assert list(function["parameters"]["properties"]["new_skills"].items()) == list(new.items())
 
 
-WRONG = {"status": "completed", "compiled": True, "correctness": False, "decoy_kernel": False,
-         "reference_runtime": -1.0, "kernel_runtime": -1.0, "speedup": 0.0, "metadata": {}, "error_message": "",
-         "error_code": "", "reward": 0.0,
-         "success": False, "score": 0.0, "profiling": None, "num_custom_kernel": 0, "num_total_kernels": 0,
-         "custom_kernel_cuda_time_in_profiling_us": 0, "total_kernel_run_time_in_profiling_us": 0.0}
+NO_TIMES = {"num_custom_kernel": 0, "num_total_kernels": 0, "custom_kernel_cuda_time_in_profiling_us": 0,
+            "total_kernel_run_time_in_profiling_us": 0.0}
 FAILED = {"reward": 0.0, "speedup": 0.0, "success": False, "correctness": False, "compiled": False}
+RIGHT = Verdict(compiled=True, correct=True, speedup=8.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.125,
+                profile=[KernelTime("k\u00e9", 0.5, True), KernelTime("mm", 0.25, False)])
 
 
-@pytest.mark.parametrize("verdict, state", [
-    (Verdict(compiled=True, correct=True, speedup=2.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.5,
-             profile=[KernelTime("k\u00e9", 0.5, True), KernelTime("mm", 0.25, False)]),
-     {"status": "completed", "compiled": True, "correctness": True, "decoy_kernel": False, "reference_runtime": 1.0,
-      "kernel_runtime": 0.5, "speedup": 2.0, "metadata": {"profiling": {
-          "kernels": [{"name": "k\u00e9", "cuda_time_us": 250.0}, {"name": "mm", "cuda_time_us": 125.0}],
-          "kernel_count": 2, "total_cuda_time_us": 500.0}},
-      "error_message": None, "error_code": None, "reward": 1.75, "success": True, "score": 1.75, "profiling": None,
-      "num_custom_kernel": 1, "num_total_kernels": 2, "custom_kernel_cuda_time_in_profiling_us": 250.0,
-      "total_kernel_run_time_in_profiling_us": 500.0}),
-    (Verdict(compiled=True, error="wrong"), WRONG | {"error_message": "wrong", "error_code": "CORRECTNESS_ERROR"}),
-    (Verdict(compiled=True, error="bad", excerpt="  1> x"),
-     WRONG | {"error_message": "bad\n  1> x", "error_code": "RUNTIME_ERROR"}),
-    (Verdict(compiled=True, rejected="a decoy"),
-     dict(list(WRONG.items())[:10]) | {"compiled": False, "decoy_kernel": True, "error_message": "a decoy",
-                                       "error_code": None, "reward": 0.0, "success": False,
-                                       "error": "Reward hacking: Decoy kernel detected", "score": 0.0}),
-    (Verdict(error="bad", excerpt="  1> x"),
+def answered(error, code, **changes) -> dict:
+    """The server's part of the state for a kernel that compiles and is wrong."""
+    return {"status": "completed", "compiled": True, "correctness": False, "decoy_kernel": False,
+            "reference_runtime": -1.0, "kernel_runtime": -1.0, "speedup": 0.0, "metadata": {}, "error_message": error,
+            "error_code": code, "reward": 0.0, "success": False} | changes
+
+
+def correct(reward) -> dict:
+    """The whole state for RIGHT."""
+    kernels = [{"name": "k\u00e9", "cuda_time_us": 62.5}, {"name": "mm", "cuda_time_us": 31.25}]
+    profiling = {"kernels": kernels, "kernel_count": 2, "total_cuda_time_us": 125.0}
+    return answered(None, None, correctness=True, reference_runtime=1.0, kernel_runtime=0.125, speedup=8.0,
+                    metadata={"profiling": profiling}, reward=reward, success=True) | {
+        "score": reward, "profiling": None, "num_custom_kernel": 1, "num_total_kernels": 2,
+        "custom_kernel_cuda_time_in_profiling_us": 62.5, "total_kernel_run_time_in_profiling_us": 125.0}
+
+
+@pytest.mark.parametrize("verdict, reward, state", [
+    (RIGHT, "davinci", correct(3.75)), (RIGHT, "drkernel", correct(2.25)),
+    (Verdict(compiled=True, error="wrong"), "davinci",
+     answered("wrong", "CORRECTNESS_ERROR") | {"score": 0.0, "profiling": None} | NO_TIMES),
+    (Verdict(compiled=True, error="bad", excerpt="  1> x"), "davinci",
+     answered("bad\n  1> x", "RUNTIME_ERROR") | {"score": 0.0, "profiling": None} | NO_TIMES),
+    (Verdict(compiled=True, rejected="a decoy"), "davinci",
+     answered("a decoy", None, compiled=False, decoy_kernel=True) | {
+         "error": "Reward hacking: Decoy kernel detected", "score": 0.0}),
+    (Verdict(error="bad", excerpt="  1> x"), "davinci",
      {"status": "failed", "error_message": "bad\n  1> x"} | FAILED | {"error": "bad\n  1> x"}),
-    (Verdict(error="no code"), FAILED | {"error": "no code"})])
-def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, state):
+    (Verdict(error="no code"), "davinci", FAILED | {"error": "no code"})])
+def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, reward, state):
     """Keys, values and their order, as its reward_client.py gives them for these answers of its server."""
+    check(configure({"device": "cpu", "reward": reward}))  # as reinforce.py begins
     answer = next_messages([], "r", verdict)[-1]["content"]
     assert answer.startswith("Verdict {1}:\n{") and answer.endswith("\n}\nAgain.\n")
     text = answer.removeprefix("Verdict {1}:\n").removesuffix("\nAgain.\n")

@@ -1,5 +1,7 @@
 """Kernels without a GPU: what Triton compiles is interpreted, counted, and kept to its own memory."""
 
+import sys
+
 import pytest
 import torch
 import triton
@@ -8,14 +10,28 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
-from triton.language.extra import libdevice
+import yaml
 
+from candidates import fails
+from command.files import ROOT
 from judge import interpreter, prices
+from judge.reference import load_module
 from judge.verdict import Failed
 
+sys.path.insert(0, str(ROOT / "results/language"))
+import score_features
+
 TARGET = GPUTarget("cuda", 90, 32)
-TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64",
-         torch.int32: "i32", torch.int64: "i64", torch.int8: "i8", torch.float8_e5m2: "fp8e5"}
+TYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64", torch.bool: "i1",
+         torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64"}
+FEATURES = """helper, not inlined, early return | program_id | tuple in a loop | if on a loaded value | while |
+bfloat16 arithmetic | float8e4nv saturates | uint64 division | integer wraps around | bitcast of half | trans | join |
+dot of a transposed block | dot of batches | dot of int8 | dot of fp8 | store of a scalar | pointer as an integer |
+tensor descriptor past the end | tensor descriptor's atomic_add | gather of a matrix | k % m | v == v | ~k | k >> 3 |
+tl.umulhi(k.to(tl.uint32), 1 << 30).to(tl.int32) | tl.maximum(v, w, propagate_nan=tl.PropagateNan.ALL) | philox |
+libdevice.round(v * 4) | libdevice.cbrt(v) | libdevice.float2int_rd(v * 4) | libdevice.popc(k) | libdevice.clz(m) |
+tl.max(a, 1, return_indices=True)[1] | tl.reduce((v, w), 0, pairs)[1] | tl.cumsum(a, 1, reverse=True) |
+tl.sort(a, descending=True) | tl.histogram(m, 16) | a lock | map_elementwise""".replace("\n", " ").split(" | ")
 
 
 def compiled(kernel, arguments, **constants):
@@ -45,6 +61,30 @@ def run(kernel, programs, *arguments, **constants):
     """Launch a kernel. Returns the counts."""
     parsed = interpreter.parse(compiled(kernel, arguments, **constants))
     return interpreter.launch(parsed, (programs, 1, 1), arguments)
+
+
+@pytest.fixture(scope="module")
+def features():
+    rows = {}
+    for group in yaml.safe_load((score_features.FOLDER / "features.yaml").read_text()).values():
+        rows |= group
+    return rows
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_of_the_language(features, name, tmp_path):
+    """One of each kind of results/language, all of which takes minutes."""
+    task, code = score_features.pair_of(name, features[name])
+    theirs = load_module(task.source, tmp_path / "task.py")
+    ours = load_module(code, tmp_path / "candidate.py")
+    kernel, inputs = ours.kernel, theirs.get_inputs()
+    ours.kernel = {(1,): lambda *given, BLOCK: run(kernel, 1, *given[:-1], NUMEL=given[-1], BLOCK=BLOCK)}
+    torch.testing.assert_close(ours.ModelNew()(*inputs), theirs.Model()(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dot_scaled", "inline_asm_elementwise"])
+def test_operations_without_a_price_are_refused_by_name(box, features, name):
+    fails(box, *score_features.pair_of(name, features[name]), f"tl.{name} is not available inside a Triton kernel")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -106,80 +146,6 @@ def test_a_launch_in_parts_gives_the_same(monkeypatch):
     test_programs_leave_loops_at_different_times()
 
 
-@triton.jit(noinline=True)
-def called(n):
-    if n > 2:
-        return n * 10
-    return n
-
-
-@triton.jit
-def calling_kernel(out):
-    tl.store(out + tl.program_id(0), called(tl.program_id(0)))
-
-
-def test_a_function_that_is_not_inlined_returns_early():
-    out = torch.zeros(5, dtype=torch.int32)
-    run(calling_kernel, 5, out)
-    assert out.tolist() == [0, 1, 2, 30, 40]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# A kernel's own functions
-
-
-@triton.jit
-def farthest(a, i, b, j):
-    if tl.abs(a) > tl.abs(b):
-        c = a
-        k = i
-    else:
-        c = b
-        k = j
-    return c, k
-
-
-@triton.jit
-def recurrence(a, b, c, d):
-    return a * c, b * c + d
-
-
-@triton.jit
-def own_functions_kernel(x, g, out, places, carried):
-    rows, columns = tl.arange(0, 8)[:, None], tl.arange(0, 16)[None, :]
-    v = tl.load(x + rows * 16 + columns)
-    value, place = tl.reduce((v, rows + 0 * columns), 0, farthest)
-    tl.store(out + tl.arange(0, 16), value)
-    tl.store(places + tl.arange(0, 16), place)
-    gate = tl.load(g + rows * 16 + columns)
-    _, state = tl.associative_scan((gate, v), 1, recurrence)
-    tl.store(carried + rows * 16 + columns, state)
-
-
-def test_reductions_and_scans_use_the_kernels_functions():
-    x, g = torch.randn(8, 16), torch.rand(8, 16)
-    out, places, carried = torch.zeros(16), torch.zeros(16, dtype=torch.int32), torch.zeros(8, 16)
-    run(own_functions_kernel, 1, x, g, out, places, carried)
-    assert torch.equal(places.long(), x.abs().argmax(0))
-    assert torch.equal(out, x.gather(0, places.long()[None])[0])
-    state = torch.zeros(8)
-    for column in range(16):
-        state = g[:, column] * state + x[:, column]
-        torch.testing.assert_close(carried[:, column], state)
-
-
-@triton.jit
-def sort_kernel(x, out):
-    o = tl.arange(0, 4)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    tl.store(out + o, tl.sort(tl.load(x + o)) + tl.cumsum(tl.load(x + o), 1, reverse=True))
-
-
-def test_sorts_and_scans_backwards():
-    x, out = torch.randn(4, 32), torch.zeros(4, 32)
-    run(sort_kernel, 1, x, out)
-    torch.testing.assert_close(out, x.sort(1)[0] + x.flip(1).cumsum(1).flip(1))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Atomics
 
@@ -219,48 +185,6 @@ def test_locks_and_tickets_run_program_by_program():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Types
-
-
-@triton.jit
-def types_kernel(x, half, eight, integers, out):
-    o = tl.arange(0, 64)
-    v = tl.load(x + o)
-    tl.store(half + o, v * v)
-    tl.store(eight + o, (v * 32768).to(tl.float8e5))
-    large = tl.load(integers + o).to(tl.uint32)
-    tl.store(out + o, (large // 3).to(tl.int32) ^ (large > 5).to(tl.int32))
-
-
-def test_bf16_fp8_and_integers_without_sign():
-    x, integers = torch.randn(64).bfloat16(), torch.randint(-9, 9, (64,), dtype=torch.int32)
-    half, eight = torch.zeros(64).bfloat16(), torch.zeros(64).to(torch.float8_e5m2)
-    out = torch.zeros(64, dtype=torch.int32)
-    run(types_kernel, 1, x, half, eight, integers, out)
-    assert torch.equal(half, x * x)
-    expected = (x.float() * 32768).bfloat16().float().clamp(-57344, 57344).to(torch.float8_e5m2)
-    torch.testing.assert_close(eight.float(), expected.float())
-    numbers = integers.long() & 0xFFFFFFFF
-    assert torch.equal(out.long(), numbers // 3 ^ (numbers > 5))
-
-
-@triton.jit
-def libdevice_kernel(x, out):
-    o = tl.arange(0, 64)
-    v = tl.load(x + o)
-    tl.store(out + o, libdevice.rint(v * 4) + libdevice.round(v * 4) + libdevice.cbrt(v) + libdevice.fast_expf(v)
-             + libdevice.pow(tl.abs(v), 1.5) + libdevice.isnan(v).to(tl.float32))
-
-
-def test_functions_of_libdevice():
-    x, out = torch.randn(64), torch.zeros(64)
-    run(libdevice_kernel, 1, x, out)
-    rounded = torch.copysign((x.abs() * 4 + 0.5).floor(), x)
-    cube_root = x.sign() * x.abs() ** (1 / 3)
-    torch.testing.assert_close(out, (x * 4).round() + rounded + cube_root + x.exp() + x.abs() ** 1.5)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Memory
 
 
@@ -287,62 +211,21 @@ def test_addresses_outside_of_a_tensor(start, n, message):
     before = out.clone()
     with pytest.raises(Failed, match=message.replace("(", r"\(").replace(")", r"\)")) as raised:
         run(copy_kernel, 8, x, out, start, n, BLOCK=16)
-    assert raised.value.stage == "launch"
     offset = 2 if "load" in message else 3
     assert raised.value.line == copy_kernel.fn.__code__.co_firstlineno + 1 + offset
     assert "load" not in message or torch.equal(out, before)
 
 
-def test_no_tensor_and_half_an_element():
-    with pytest.raises(Failed, match="no tensor there"):
-        interpreter.launch(interpreter.parse(compiled(copy_kernel, [torch.randn(4), torch.randn(4), 0, 4], BLOCK=4)),
-                           (1, 1, 1), [None, torch.randn(4), 0, 4])
-    raw = torch.zeros(64, dtype=torch.uint8)
+@pytest.mark.parametrize("x, message", [
+    (None, "no tensor there"), (torch.zeros(64, dtype=torch.uint8)[1:], "misaligned load")])
+def test_no_tensor_and_half_an_element(x, message):
     text = compiled(copy_kernel, [torch.randn(4), torch.randn(4), 0, 4], BLOCK=4)
-    with pytest.raises(Failed, match="misaligned load"):
-        interpreter.launch(interpreter.parse(text), (1, 1, 1), [raw[1:], torch.randn(4), 0, 4])
-
-
-@triton.jit
-def descriptor_kernel(x, out):
-    source = tl.make_tensor_descriptor(x, shape=[10, 12], strides=[12, 1], block_shape=[8, 8])
-    target = tl.make_tensor_descriptor(out, shape=[10, 12], strides=[12, 1], block_shape=[8, 8])
-    i, j = tl.program_id(0) // 2 * 8, tl.program_id(0) % 2 * 8
-    target.store([i, j], source.load([i, j]) * 2)
-
-
-def test_tensor_descriptors_end_where_the_tensor_ends():
-    x, out = torch.randn(10, 12), torch.zeros(10, 12)
-    run(descriptor_kernel, 4, x, out)
-    assert torch.equal(out, 2 * x)
+    with pytest.raises(Failed, match=message):
+        interpreter.launch(interpreter.parse(text), (1, 1, 1), [x, torch.randn(4), 0, 4])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What is refused
-
-
-@triton.jit
-def assembly_kernel(x):
-    o = tl.arange(0, 16)
-    v = tl.inline_asm_elementwise("shl.b32 $0, $1, 3;", "=r,r", [tl.load(x + o)], dtype=tl.int32, is_pure=True, pack=1)
-    tl.store(x + o, v)
-
-
-@triton.jit
-def scaled_kernel(x, scale, out):
-    o = tl.arange(0, 16)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    v, s = tl.load(x + o), tl.load(scale + tl.arange(0, 16)[:, None]).to(tl.uint8, bitcast=True)
-    tl.store(out + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :],
-             tl.dot_scaled(v, s, "e5m2", tl.trans(v), s, "e5m2"))
-
-
-def test_operations_without_a_price_are_refused_by_name():
-    with pytest.raises(Failed, match="tl.inline_asm_elementwise is not available .* without a GPU") as raised:
-        interpreter.parse(compiled(assembly_kernel, [torch.zeros(16, dtype=torch.int32)]))
-    assert raised.value.stage == "compile"
-    arguments = [torch.zeros(16, 32).to(torch.float8_e5m2), torch.zeros(16, dtype=torch.int8), torch.zeros(16, 16)]
-    with pytest.raises(Failed, match="tl.dot_scaled is not available"):
-        interpreter.parse(compiled(scaled_kernel, arguments))
 
 
 @triton.jit
@@ -396,18 +279,6 @@ def test_memory_is_counted_in_sectors():
     assert counts.requested == 2 * 1024 * 4 and counts.programs == 4
     counts = run(copy_kernel, 4, x, out, 0, 10, BLOCK=256)
     assert sectors(counts, "load", x) == 2
-
-
-@triton.jit
-def shared_kernel(x, out):
-    o = tl.arange(0, 64)
-    tl.store(out + tl.program_id(0) * 64 + o, tl.load(x + o))
-
-
-def test_what_all_programs_read_is_fetched_once_and_requested_by_each():
-    x, out = torch.randn(64), torch.zeros(8 * 64)
-    counts = run(shared_kernel, 8, x, out)
-    assert sectors(counts, "load", x) == 8 and counts.requested == 2 * 8 * 64 * 4
 
 
 @triton.jit

@@ -3,10 +3,8 @@
 Each attempt to get out is shown to work in a process without a jail. The attempts harm nothing.
 """
 
-import contextlib
 import os
 import random
-import re
 import socket
 import subprocess
 import sys
@@ -14,11 +12,9 @@ import sys
 import pytest
 
 from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, times, verdict
-from conftest import make_task
 from judge import processes
 from command.files import ROOT
 from sandbox import Sandbox
-from test_reinforce import enter, records, world  # noqa: F401 (a fixture)
 from test_sandbox import processes_with
 
 needs_jail = pytest.mark.skipif(not processes.jail(), reason="bubblewrap does not start here: only limits apply")
@@ -26,9 +22,8 @@ TWICE = times(2)
 
 
 def forward(statements, result="x * 2.0", top="") -> str:
-    """A candidate for TWICE whose forward has these statements. It finds modules that it may not import."""
-    return ("import os, sys, threading, time\nimport torch\n"
-            "ctypes, socket = map(sys.modules.get, ('ctypes', 'socket'))\n"
+    """A candidate for TWICE whose forward has these statements."""
+    return ("import ctypes, os, socket, sys, threading, time\nimport torch\n"
             f"{top}\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n"
             f"{indent(statements, 8)}        return {result}\n")
 
@@ -50,7 +45,7 @@ def small():
 ATTEMPTS = {  # what a candidate tries; OUTSIDE is a folder of the user's, OTHER the trainer's process, PORT its server
     "read a file": "open(f'{OUTSIDE}/victim').read()",
     "read a problem": "os.stat(f'{ROOT}/problems')",
-    "change the judge": "os.utime(f'{ROOT}/judge/rules.py')",
+    "change the judge": "os.utime(f'{ROOT}/judge/program.py')",
     "write among the programs": "need(os.access(sys.prefix, os.W_OK))",
     "send the trainer a signal": "os.kill(OTHER, 0)",
     "read the trainer's environment": "open(f'/proc/{OTHER}/environ').read()",
@@ -152,7 +147,7 @@ FAULTS = {  # name: (statements of a forward, what the verdict says)
     "exits": ("raise SystemExit(0)", "SystemExit"),
     "sleeps": ("time.sleep(99)", "no result within 5 s"),
     "prints": ("while True: print('correct ' * 10000)", "no result within 5 s"),
-    "memory": ("hoard = [bytearray(1 << 29) for _ in range(99)]", "MemoryError"),
+    "memory": ("bytearray(1 << 31)", "MemoryError"),
     "forks": ("for _ in range(100):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)",
               "too many processes"),
     "forks by forks": ("for _ in range(8): os.fork()\ntime.sleep(60)", "too many processes"),  # 256, and no more
@@ -207,40 +202,3 @@ def test_of_hundreds_of_candidates_half_of_them_hostile_nothing_is_lost_or_left(
         for kind, found in zip(kinds, box.score(TWICE, codes), strict=True):
             assert found.correct == (kind == "honest") and (found.correct or found.error), (kind, found)
     assert not processes_with(scratch) and not os.path.exists(scratch)
-
-
-RELU = """```python
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-@triton.jit
-def relu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + idx, mask=idx < n)
-    tl.store(out_ptr + idx, tl.maximum(x, 0.0) * FACTOR, mask=idx < n)
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        out = torch.empty_like(x)
-        relu_kernel[(1,)](x, out, x.numel(), BLOCK=64)
-        return out
-```"""
-
-
-def test_a_training_step_survives_every_candidate(world, small, monkeypatch):
-    """A kernel that works; replies without code, cut off, refused, that hang or exit."""
-    replies = [f"```python\n{body}\nclass ModelNew:\n    pass\n```" for body in (
-        "import ctypes", "while True:\n    pass", "import os\nos._exit(0)")]
-    replies = iter(["honest", "no code", "```python\nclass ModelNew", *replies])
-
-    def everything(role, prompt):
-        factor = re.search(r"relu\(x\) \* (\d)", prompt)[1]
-        return [next(replies).replace("honest", RELU.replace("FACTOR", factor))]
-
-    enter(monkeypatch.setattr, everything, lambda *_, **__: contextlib.nullcontext(small))
-    out = world("run", "--steps", "1", "--batch", "3", "--n", "1", "--turns", "2", "--no-skills", "--k", "0")
-    verdicts = [turn["verdict"] for line in records(out, 1, "policy") for turn in line["turns"]]
-    assert len(verdicts) == 6 and all(v["correct"] or v["error"] or v["rejected"] for v in verdicts)
-    assert [v["correct"] for v in verdicts] == [True] + [False] * 5 and verdicts[0]["speedup"] > 1.5

@@ -22,7 +22,7 @@ PAPER = {
     "trials": 5, "eval_samples": 8, "min_std": 1e-3, "steps": 200,
     "reward": "davinci", "baseline": "leave-one-out", "loss_mean": "reply", "history": "all",
     "prs": True, "mrs": True, "cross_scheme": True, "mask_void": True, "skills": True,
-    "bm25_only": False, "no_verify": False, "freeze_selection": False, "freeze_summary": False, "no_eval": False}
+    "bm25_only": False, "no_verify": False, "freeze_selection": False, "freeze_summary": False, "eval": "all"}
 CONSTANTS = [
     (policy.SPEEDUP_CAP, 6.0), (advantages.DUAL_CLIP, 3.0), (advantages.DIVISOR_FLOOR, 0.05),
     (advantages.MRS_BAND, 1e-3), (advantages.MRS_LEAST, 1e-4),

@@ -13,74 +13,64 @@ from tasks import Task, TaskError
 
 
 class QuickPool(pool.Pool):
-    """A Pool whose recordings and verdicts take milliseconds, and fail now and then."""
+    """A Pool whose recordings and verdicts take milliseconds, and fail now and then: with this chance."""
 
-    start = Mock()
+    start, fails, loads = Mock(), 0.1, 0
 
-    def record(self, code, known):
+    def record(self, entry, code):
         time.sleep(0.002 * random.random())
-        if random.random() < 0.1:
+        if random.random() < self.fails:
             raise Gone("x")
         return b""
 
     def ask(self, judge, order, source, *_):
-        assert judge.busy and source in judge.loaded
+        assert judge.busy and source in [entry.source for entry in judge.loaded]
         judge.connection = Mock()
         time.sleep(0.003 * random.random())
-        if random.random() < 0.05:
+        if random.random() < self.fails / 2:
             judge.end()
             raise Gone("x")
-        if order == "load":
-            return {"room": 9, "blueprint": b"", "takes": random.randrange(90)} if source[-1] != "3" else {
-                "unusable": "it cannot be used"}
-        return Verdict(error="x"), random.random() < 0.05
+        if order == "judge":
+            return Verdict(error="x"), random.random() < self.fails / 2
+        self.loads += 1
+        if self.fails and source[-1] == "3":
+            return {"unusable": "it cannot be used"}
+        return {"room": 9, "blueprint": b"x", "takes": random.randrange(90) if self.fails else 40}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A function that makes a QuickPool on a device with 200 bytes of memory."""
+    monkeypatch.setattr(pool, "gpu_of", lambda device: (None, 200))
+    monkeypatch.setattr(pool, "elements", lambda source, most: 1)
+    return lambda device, **settings: QuickPool({"timeout": 60, "memory": 1 << 20, "clock": "measured",
+                                                 "device": device, "secret": "00", **settings})
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_all_candidates_get_a_result_and_tasks_fit(seed, monkeypatch):
+def test_all_candidates_get_a_result_and_tasks_fit(seed, quick):
     random.seed(seed)
-    monkeypatch.setattr(pool, "gpu_of", lambda device: (None, 200))
-    monkeypatch.setattr(pool, "elements", lambda source, most: 1)
     tasks = [Task(f"task{i}", 0, f"source {i}") for i in range(random.choice([1, 3, 5, 16]))]
-    clock, device = random.choice([("modelled", "cpu"), ("measured", "cuda:0")])
-    settings = {"workers": random.choice([1, 2, 4]), "tasks": random.choice([1, 2, 3, 8]), "timeout": 60,
-                "memory": 1 << 20, "clock": clock, "device": device, "secret": "00"}
-    quick, futures = QuickPool(settings), []
+    own, futures = quick(random.choice(["cpu", "cuda:0"]), workers=random.choice([1, 2, 4]),
+                         tasks=random.choice([1, 2, 3, 8])), []
     for _ in range(8):
-        quick.prepare(random.sample(tasks, len(tasks)))
+        own.prepare(random.sample(tasks, len(tasks)))
         pairs = [(random.choice(tasks), f"code {random.randrange(300)}") for _ in range(random.choice([1, 5, 30]))]
-        futures += quick.submit(pairs)
+        futures += own.submit(pairs)
         time.sleep(0.01 * random.random())
     failed = [future.exception(timeout=20) for future in futures]
     assert {type(error) for error in failed} <= {type(None), TaskError} and None in failed
-    quick.close()
+    own.close()
     with pytest.raises(TaskError, match="closed"):
-        quick.submit(pairs)
+        own.submit(pairs)
 
 
-class CountingPool(QuickPool):
-    """A QuickPool without failures, of which two tasks fill the memory."""
-
-    loads = 0
-
-    def record(self, code, known):
-        time.sleep(0.002)
-        return b""
-
-    def ask(self, judge, order, *_):
-        judge.connection = Mock()
-        time.sleep(0.002)
-        self.loads += order == "load"
-        return {"room": 9, "blueprint": b"", "takes": 40} if order == "load" else (Verdict(error="x"), False)
-
-
-def test_a_gpu_keeps_a_task_until_its_candidates_are_judged(monkeypatch):
-    monkeypatch.setattr(pool, "gpu_of", lambda device: (None, 200))
-    monkeypatch.setattr(pool, "elements", lambda source, most: 1)
-    counting = CountingPool({"workers": 2, "tasks": 3, "timeout": 60, "memory": 1, "clock": "measured",
-                             "device": "cuda:0", "secret": "00"})
+def test_a_gpu_keeps_a_task_until_its_candidates_are_judged(quick):
+    """Two tasks fill the memory."""
+    own = quick("cuda:0", workers=2, tasks=3)
+    own.fails = 0
     pairs = [(Task(f"task{i % 8}", 0, f"source {i % 8}"), f"code {i}") for i in range(160)]
-    for future in counting.submit(pairs):
+    for future in own.submit(pairs):
         future.result(timeout=20)
-    counting.close()
-    assert 8 <= counting.loads < 16  # without waiting for room: more than a hundred
+    own.close()
+    assert 8 <= own.loads < 16  # without waiting for room: more than a hundred

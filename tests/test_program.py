@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 
-from candidates import fails, indent, passes, replaced, verdict
+from candidates import fails, indent, passes, replaced
 from judge.program import packed, read, unpacked, write
 from judge.verdict import Failed
 from test_cheats import HONEST, POINTWISE, victim
@@ -34,17 +34,16 @@ sys.modules["__main__"].packed = packed_forgery
 
 def forge(change) -> str:
     """A candidate whose recording is changed by these statements, just before it is sent."""
-    return replaced(HONEST, ("\n@triton.jit", FORGE.replace("CHANGE", indent(change, 8)) + "\n@triton.jit"))
+    return FORGE.replace("CHANGE", indent(change, 8)) + HONEST
 
 
-NONSENSE = "the recorded program makes no sense"
 NO_ARGUMENTS = "{'tuple': []}, {'dict': []}, []"
 FORGED = {  # name: (what is changed, what the verdict says)
-    "no such number": ("program['output'] = {'value': 99}", NONSENSE),
+    "no such number": ("program['output'] = {'value': 99}", ""),
     "an input out of place": ("program['output'] = {'value': x}", "no memory of its own"),
-    "no rows": ("del program['rows']", NONSENSE),
-    "a kernel that is not there": ("launch['compiled'] = 1", NONSENSE),
-    "a grid of text": ("launch['grid'][0] = '16'", NONSENSE),
+    "no rows": ("del program['rows']", ""),
+    "a kernel that is not there": ("launch['compiled'] = 1", ""),
+    "a grid of text": ("launch['grid'][0] = '16'", ""),
     "an operator that reads a file": (
         "rows.insert(0, ['operator', 'from_file.default', {'tuple': ['/etc/passwd']}, {'dict': []}, []])",
         "aten.from_file is not supported"),
@@ -68,9 +67,9 @@ FORGED = {  # name: (what is changed, what the verdict says)
         "constants[99] = torch.ones(64 * 64).view(torch.uint8)\n"
         "program['constants'][99] = ['torch.float32', [64, 64], [64, 1], 0, 1 << 14]\n"
         "program['output'] = {'value': 99}", "no memory of its own"),
-    "an attribute that is no operator": (f"rows.insert(0, ['operator', '__dict__.clear', {NO_ARGUMENTS}])", NONSENSE),
+    "an attribute that is no operator": (f"rows.insert(0, ['operator', '__dict__.clear', {NO_ARGUMENTS}])", ""),
     "no launch": ("rows.remove(launched)", "wrong values"),
-    "a failure without an error": ("answer.clear()\nanswer['failed'] = 'forward'", NONSENSE),
+    "a failure without an error": ("answer.clear()\nanswer['failed'] = 'forward'", ""),
     "a kernel of nonsense": ("answer['compiled'][0]['code'] = b'tt.func public @x() {'", ""),
     "a kernel that is no text": ("answer['compiled'][0]['code'] = bytes(range(128, 256))", ""),
 }
@@ -84,15 +83,10 @@ def test_a_forged_program_is_no_better_than_an_honest_one(box, name):
 
 def test_a_recording_can_be_forged(box):
     """What the tests above rest on: the candidate's changes reach the judge."""
-    same = passes(box, TASK, forge("pass"))
-    twice = passes(box, TASK, forge("rows.append(launched)"))
+    same, twice, fixed = (passes(box, TASK, forge(change)) for change in (
+        "pass", "rows.append(launched)", "program['fixed'] = True"))
     assert passes(box, TASK, HONEST).speedup == same.speedup > twice.speedup
-
-
-def test_a_forged_claim_about_parameters_is_noted(box):
-    """It costs the perturbation, no more."""
-    found = passes(box, TASK, forge("program['fixed'] = True"))
-    assert "not perturbed" in found.note and not verdict(box, TASK, HONEST).note
+    assert "not perturbed" in fixed.note and not same.note
 
 
 def test_what_is_no_recording_is_a_failure():

@@ -81,8 +81,8 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     # One training step, in which each reply is trained on to the token.
     assert SkillLibrary.of_model(start).skills == skills  # the library stays with the model
     die, before = random.Random(0), Backbone.load(start)
-    monkeypatch.setitem(policy.REWARDS, "davinci", policy.Reward(lambda verdict: die.random()))
-    assert reinforce.main(f"--model {start} --tasks {tmp_path}/tasks --out {out} --device cpu --no-eval --steps 1 "
+    monkeypatch.setitem(policy.REWARDS, "davinci", lambda verdict: die.random())
+    assert reinforce.main(f"--model {start} --tasks {tmp_path}/tasks --out {out} --device cpu --eval none --steps 1 "
                           "--batch 1 --k 2 --n 2 --turns 2 --policy-tokens 40 --lr 1e-3 "
                           "--set trials=1 selection_tokens=20".split()) == 0
     line = read_lines(out / "metrics.jsonl")[-1]

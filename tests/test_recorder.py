@@ -7,8 +7,6 @@ calls, or only because values are known, is refused.
 import pytest
 
 from candidates import agrees, copied, fails, indent, passes, problem, replaced, small_task, solution, verdict
-from judge.rules import static_check
-from judge.verdict import Failed
 from tasks import Task
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -127,30 +125,12 @@ def test_files_that_double(box, name):
     passes(box, TASK, SOURCES[name])
 
 
-def test_of_an_autotuned_kernels_configurations_the_cheapest_counts_and_is_named(box):
+def test_of_an_autotuned_kernels_configurations_the_cheapest_counts(box):
     found, alone = verdict(box, TASK, doubling((JIT, f"@triton.autotune({CONFIGS})\n{JIT}"), body=NEW + TUNED)), {}
     for block in (16, 256):
         call = CALL.replace("256", str(block)).replace("(16,)", f"({64 * 64 // block},)")
         alone[block] = verdict(box, TASK, HEAD + DOUBLE + model(NEW + call)).candidate_ms
     assert found.candidate_ms == alone[256] < alone[16]
-    assert found.tuned == ["double: BLOCK=256, num_warps=4"]
-
-
-COMPLEX = "torch.randn(16, 16, dtype=torch.complex64)"
-REFERENCES = {  # tasks whose reference, renamed, is correct: PyTorch conjugates and negates lazily
-    "torch.conj": ("f = torch.fft.fft2(x)\n        return (torch.conj(f) * f).real", "torch.rand(16, 16)"),
-    "adjoint": ("return x.mH @ x", COMPLEX), "ihfft": ("return torch.fft.ihfft(x)", "torch.rand(8, 8)"),
-    "conj of the imaginary part": ("return x.conj().imag.clone()", COMPLEX),
-    "an output that is conjugated": ("return (x * 2).conj()", COMPLEX),
-    "views that share memory": ("y = x.clone()\n        y[1:].view(-1)[3:].mul_(3)\n        return y.t()", FLOATS),
-}
-
-
-@pytest.mark.parametrize("name", REFERENCES)
-def test_what_a_reference_does_is_recorded_as_it_is(box, name):
-    body, inputs = REFERENCES[name]
-    task = small_task(name, body, inputs=inputs)
-    agrees(box, task, copied(task))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -164,6 +144,11 @@ REFUSED = {  # name: (file, words, does the excerpt show this line?)
     "a missing argument": (doubling(body=NEW + CALL.replace(", BLOCK=256", "")), "BLOCK", "double["),
     "a launch option": (doubling(body=NEW + CALL.replace("BLOCK=256", "BLOCK=256, launch_pdl=True")),
                         "no argument or launch option launch_pdl", ""),
+    "a compiler": (doubling(body="return torch.compile(torch.mul)(x, 2)"), "uses torch.compile", "torch.compile"),
+    "CUDA C++": ("from torch.utils.cpp_extension import load_inline\nkernel = load_inline('x', '')\n" + doubling(),
+                 "write the kernel in Triton", "load_inline('x'"),
+    "no text of Python": (doubling(body="return ("), "SyntaxError", "return ("),
+    "another class": (doubling().replace("ModelNew", "Model"), "no class ModelNew", ""),
 }
 
 
@@ -171,25 +156,6 @@ REFUSED = {  # name: (file, words, does the excerpt show this line?)
 def test_what_is_refused_is_refused_by_name_and_line(box, name):
     code, words, line = REFUSED[name]
     assert line in fails(box, TASK, code, words).excerpt
-
-
-RULES = [("import ctypes\nclass ModelNew: pass", "imports ctypes", None),
-         ("class ModelNew:\n    x = eval('1')", "calls eval", 2),
-         ("class ModelNew:\n    x = y.f_back", "uses f_back", 2),
-         ("from torch import jit\n@jit.script\nclass ModelNew: pass", "torch.jit.script", 2),
-         ("from torch._inductor import compile_fx as c\nclass ModelNew:\n    x = c", "compile_fx", 3),
-         ("class ModelNew:\n    m = torch.utils.cpp_extension.load_inline('x')", "load_inline", 2)]
-
-
-@pytest.mark.parametrize("text, words, line", RULES)
-def test_the_static_check_names_what_it_refuses(text, words, line):
-    with pytest.raises(Failed, match=words) as failed:
-        static_check(text)
-    assert failed.value.stage == ("parse" if words == "load_inline" else "rejected") and failed.value.line == line
-
-
-def test_what_the_rules_do_not_forbid_passes():
-    static_check("# torch.compile, eval(x), exec\nimport inspect, threading\nclass ModelNew:\n    y = self.eval()\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -221,22 +187,18 @@ def affine(forward, more="", state=FOLD):
     return FUSED + model(forward, f"def __init__(self):\n    super().__init__()\n{indent(state + chr(10) + more)}")
 
 
-UNPERTURBED = "its parameters were not perturbed"
-HONEST_ONES = {  # name: (candidate, the verdict's note)
-    "batch norm folded in the constructor": (affine("return " + RIGHT), UNPERTURBED),
-    "a buffer that every call fills": (affine(
-        "self.out.copy_(x)\nreturn fused(self.out, self.by, self.plus) * self.scale",
-        "self.out = torch.zeros(32, 64)"), UNPERTURBED),
-    "a parameter that the host reads": (affine(
-        "return fused(x, self.by, self.plus) * self.scale if self.scale.abs().sum().item() > 0 else x"), UNPERTURBED),
+HONEST_ONES = {  # name: candidate. All of them have values of parameters in them, so parameters are not perturbed
+    "batch norm folded in the constructor": affine("return " + RIGHT),
+    "a buffer that every call fills": affine(
+        "self.out.copy_(x)\nreturn fused(self.out, self.by, self.plus) * self.scale", "self.out = torch.zeros(32, 64)"),
+    "a parameter that the host reads": affine(f"return {RIGHT} if self.scale.abs().sum().item() > 0 else x"),
 }
 
 
 @pytest.mark.parametrize("name", HONEST_ONES)
 def test_honest_candidates_that_compute_with_parameters_pass(box, name):
-    code, note = HONEST_ONES[name]
-    found = passes(box, AFFINE, code)
-    assert found.coverage > 0.2 and (note in found.note if note else not found.note), found
+    found = passes(box, AFFINE, HONEST_ONES[name])
+    assert found.coverage > 0.2 and "its parameters were not perturbed" in found.note, found
 
 
 STATE = "forward keeps state"
@@ -248,10 +210,6 @@ KEEPS = {  # name: (candidate, words)
         "affine[(32,)](x, self.by, self.plus, self.out, self.done)\nself.done += 1\nreturn self.out * self.scale",
         "self.done = torch.zeros(1, dtype=torch.int32)\nself.out = torch.zeros(32, 64)"),
         ("shift, out):", "shift, out, done):"), ("0.0))", "0.0), mask=tl.load(done) == 0)")), "wrong values"),
-    "an accumulator that is not set back": (affine(
-        f"self.out += {RIGHT}\nreturn self.out + 0", "self.out = torch.zeros(32, 64)"), "wrong values"),
-    "what the warm-up has left": (affine(
-        f"if self.calls == 0:\n    self.last = {RIGHT}\nself.calls = 1\nreturn self.last + 0", SEEN), "wrong values"),
 }
 
 

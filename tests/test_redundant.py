@@ -13,7 +13,8 @@ from synthetic import redundant
 from synthetic.lessons import Lesson
 from synthetic.redundant import (HELD_OUT, NAME, REDUCTIONS, TAUGHT, TORCH, Chain, answer, draw, draw_call,
                                  problem_text, training_tasks)
-from tasks import Task, evaluation_fingerprints, fingerprint, redundant_tasks, unfit
+from synthetic.training import evaluation_fingerprints, fingerprint, unfit
+from tasks import Task, redundant_tasks
 
 sys.path.insert(0, str(ROOT / "results"))
 import claims  # noqa: E402

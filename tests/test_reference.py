@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from candidates import agrees, copied, problem, replaced, small_task
-from judge.comparison import Bound, compare, named, sharing
+from judge.trials import Bound, compare, named, sharing
 from judge.reference import Reference
 from tasks import Task, TaskError
 
@@ -26,15 +26,15 @@ def given(inputs, body="return x * 2") -> Task:
     return small_task("given", body, inputs=inputs)
 
 
-def is_right(reference, function, trials=range(5)) -> list:
+def is_right(reference, function, trials=range(5), text="text") -> list:
     """In which trials does a function of the inputs give what the reference gives?"""
     right = []
     for trial in trials:
-        inputs = reference.inputs("text", trial)
+        inputs = reference.inputs(text, trial)
         reference.load(trial > 0)
-        expected = reference.run(inputs, 1).leaves
-        got = function(*[x.clone() for x in inputs])
-        right.append(compare(expected, named([got]), reference.bounds(trial, trial > 0)) is None)
+        expected = reference.run(inputs, 1)
+        got = expected._replace(leaves=named([function(*[x.clone() for x in inputs])]))
+        right.append(reference.mistake(trial, trial > 0, inputs, {}, expected, got) is None)
     return right
 
 
@@ -135,7 +135,6 @@ WRONG = {  # name: (inputs, reference, a right function, a wrong one that is rig
     "only a recurrence's last steps": ("torch.randn(8, 64, 16)", RECURRENCE, None, last_steps),
     "half of a mean's elements": ("torch.rand(1 << 18)", "return x.mean()", lambda x: x.view(1024, -1).mean(1).mean(),
                                   lambda x: x[::2].mean()),
-    "a clamp that never acts": ("torch.randn(64, 64)", "return x.clamp(-8, 8)", None, lambda x: x),
 }
 
 
@@ -183,15 +182,6 @@ def test_no_more_accuracy_is_asked_than_the_reference_has(load):
         assert all(is_right(reference, lambda x: x * 1.002)) == right
 
 
-def test_an_offset_hides_nothing(load):
-    """The scale is the spread of the values, not their size; of one value, it is the size."""
-    reference = load(given("torch.randn(64, 64)", "return x.tanh() * 0.1 + 100"))
-    assert all(is_right(reference, lambda x: (x.double().tanh() * 0.1 + 100).float()))
-    assert not all(is_right(reference, lambda x: x.clamp(-1, 1) * 0.1 + 100))
-    total = load(given("torch.rand(64, 64)", "return x.sum()"))
-    assert all(is_right(total, lambda x: x.sum() * (1 + 2e-5)))
-
-
 CASTS = {  # body of a forward that computes in half precision inside: the same, another way
     "return (x.half() @ x.half().mT).float()": lambda x: x.half().float() @ x.half().float().mT,
     "return torch.nn.functional.silu(x.bfloat16() * 2).float()": lambda x: torch.nn.functional.silu(x * 2),
@@ -222,6 +212,16 @@ def test_honest_results_are_right_with_any_secret(load):
         assert all(is_right(steps, lambda x: torch.round(x * (127 / x.abs().amax(1, keepdim=True)))))
         index = load(given("torch.randn(64, 64)", "return x.softmax(1).argmax(1)"), bytes([secret]))
         assert all(is_right(index, lambda x: (x - x.amax(1, keepdim=True)).exp().argmax(1)))
+
+
+def test_where_the_output_is_noise_for_these_inputs_alone_the_bound_follows(load):
+    """A sum that telescopes: for three of these, the first and the last value of each row are tiny."""
+    body = "x = x.diff(dim=1)\n        return torch.cat([x, x], 1).mean(1)"
+    for secret in range(6):
+        reference = load(given("torch.randn(32, 640)", body), bytes([secret]))
+        for text in map(str, range(6)):
+            assert all(is_right(reference, lambda x: (x[:, -1] - x[:, 0]) / 639, text=text))
+        assert not all(is_right(reference, lambda x: (x[:, -1] - x[:, 1]) / 639))
 
 
 def test_a_float64_twin_of_another_shape_is_not_used(load):
@@ -290,6 +290,12 @@ USABLE = {  # name: (arguments, inputs, body); the reference itself is right as 
     "what PyTorch decomposes without values": (
         "x", "torch.randn(2, 3, 8, 8)", "return torch.nn.functional.interpolate(x, scale_factor=2, mode='bilinear')"),
     "half precision": ("x", f"{X}.half()", "return torch.nn.functional.silu(x * 2) * x"),
+    # PyTorch conjugates and negates lazily
+    "torch.conj": ("x", "torch.rand(16, 16)", "f = torch.fft.fft2(x)\n        return (torch.conj(f) * f).real"),
+    "adjoint": ("x", COMPLEX, "return x.mH @ x"), "ihfft": ("x", X, "return torch.fft.ihfft(x)"),
+    "conj of the imaginary part": ("x", COMPLEX, "return x.conj().imag.clone()"),
+    "an output that is conjugated": ("x", COMPLEX, "return (x * 2).conj()"),
+    "views that share memory": ("x", X, "y = x.clone()\n        y[1:].view(-1)[3:].mul_(3)\n        return y.t()"),
 }
 
 

@@ -17,9 +17,9 @@ import torch
 import sandbox as sandbox_module
 from candidates import HONEST, TASK, fails, passes, replaced, verdict
 from command.files import ROOT
-from judge.processes import EXCLUSIVE, SHARED, gpu_lock
+from judge.processes import CHECK, SAMPLE, TIME, gpu_lock
 from sandbox import Sandbox, Settings, feedback
-from tasks import PROBLEMS, Task, TaskError, load_task
+from tasks import PROBLEMS, Task, TaskError
 
 changed = functools.partial(replaced, HONEST)
 
@@ -183,22 +183,29 @@ def test_nothing_outlives_a_killed_caller(tmp_path):
 
 def test_no_kernel_is_timed_while_the_model_samples_but_candidates_are_checked(tmp_path):
     path, had = tmp_path / "gpu", []
-    path.touch()
 
-    def have(how, name):
-        with gpu_lock(path, how):
-            had.append(name)
+    def have(work):
+        with gpu_lock(path, work):
+            had.append(work)
 
-    with gpu_lock(path, SHARED):  # the model samples
-        timed, checked = [threading.Thread(target=have, args=each, daemon=True) for each in (
-            (EXCLUSIVE, "timed"), (SHARED, "checked"))]
-        timed.start()
-        checked.start()
-        checked.join(5)
-        assert had == ["checked"]
+    def begin(work):
+        thread = threading.Thread(target=have, args=[work], daemon=True)
+        thread.start()
+        thread.join(0.2)
+        return thread
+
+    with gpu_lock(path, SAMPLE):
+        timed = begin(TIME)
+        begin(CHECK).join(5)
+        assert had == [CHECK]
     timed.join(5)
-    assert had == ["checked", "timed"]
-    with gpu_lock(None, EXCLUSIVE), gpu_lock(None, EXCLUSIVE):  # without a GPU nobody waits
+    with gpu_lock(path, CHECK):
+        timed = begin(TIME)
+        checked = begin(CHECK)  # it was not the first to ask
+    timed.join(5)
+    checked.join(5)
+    assert had == [CHECK, TIME, TIME, CHECK]
+    with gpu_lock(None, TIME), gpu_lock(None, TIME):  # without a GPU nobody waits
         pass
 
 
@@ -208,8 +215,7 @@ def test_no_kernel_is_timed_while_the_model_samples_but_candidates_are_checked(t
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    (tmp_path / "task.py").write_text(TASK.source)
-    (tmp_path / "marked.py").write_text("\ufeff" + TASK.source)
+    (tmp_path / "task.py").write_text("\ufeff" + TASK.source)  # editors on Windows write such a mark
     (tmp_path / "good.py").write_text(HONEST)
     (tmp_path / "near.py").write_text(changed(("* factor, mask", "* factor * 1.002, mask")))
     (tmp_path / "latin.py").write_bytes(HONEST.encode() + "# é".encode("latin-1"))
@@ -234,20 +240,12 @@ def test_command_line(files, box):
     fails(box, TASK, Path("near.py").read_text(), "wrong values")  # with the default tolerance
 
 
-def test_check_makes_a_status_of_the_verdict(files, capsys):
-    near = ["task.py", "near.py", "--device", "cpu", "--trials", "1", "--timeout", "50", "--check"]
-    assert sandbox_module.main(near) == 1 and "wrong values" in capsys.readouterr().out
-    assert sandbox_module.main([*near, "--tolerance", "1e-2"]) == 0
-
-
-def test_a_file_that_is_no_text_gets_a_verdict(files, capsys):
-    assert sandbox_module.main(["task.py", "latin.py", "--device", "cpu"]) == 0
-    assert "not UTF-8" in capsys.readouterr().out
-
-
-def test_a_byte_order_mark_in_a_task_is_no_mistake(files):
-    """Editors on Windows write one, and Python accepts it."""
-    assert "Model" in load_task("marked.py").source
+def test_check_makes_a_status_of_the_verdict(files, borrowed, capsys):
+    borrowed(sandbox_module)
+    assert [sandbox_module.main(["task.py", name, "--device", "cpu", "--check"]) for name in (
+        "near.py", "latin.py", "good.py")] == [1, 1, 0]
+    said = capsys.readouterr().out
+    assert "wrong values" in said and "not UTF-8" in said and "Correct: yes" in said
 
 
 def test_the_readmes_kernel(box):

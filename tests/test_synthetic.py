@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import tasks
 from candidates import all_pass
 from summarizer import lazy_advice
 from synthetic import families
@@ -18,7 +17,8 @@ from synthetic.operators import COMPOSED, OPERATORS, POINTWISE, ROWS, SCANS, Ope
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
 from synthetic.program import Draft, Value
 from synthetic.wording import dress, problem_text
-from tasks import evaluation_fingerprints, fingerprint, operators, unfit
+from synthetic import training
+from synthetic.training import evaluation_fingerprints, fingerprint, operators, unfit
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box
     spellings = ("F.tanhshrink({x})", "{x} - torch.tanh({x})")
     lines = ("d = 2.0 * tl.sigmoid(2.0 * {x}) - 1.0", "{x} - d")
     monkeypatch.setitem(OPERATORS, "tanhshrink", Operator("pointwise", spellings, lines, "Tanhshrink()"))  # one place
-    monkeypatch.setitem(tasks._WRITTEN_OUT, "tanhshrink", ["sub", "tanh"])  # the other
+    monkeypatch.setitem(training._WRITTEN_OUT, "tanhshrink", ["sub", "tanh"])  # the other
     drawn = {}
     for seed in range(40):
         d = Draft(seed)

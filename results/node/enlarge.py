@@ -1,7 +1,7 @@
 """Give the tiny model the shape of Qwen3-8B without changing what it writes, so that a whole step can be measured.
 
     python results/node/enlarge.py /tmp/8b                      (16.4 GB on disk, on a GPU in half a minute)
-    python reinforce.py --model /tmp/8b --offload --steps 2 --no-eval
+    python reinforce.py --model /tmp/8b --offload --steps 2 --eval none
     python results/node/enlarge.py /tmp/8b --tokenizer DIR      random weights, with the tokenizer of a real model
 
 A step of a model with random weights earns no reward and trains nothing. Here every matrix of the tiny model lies in a

@@ -1,0 +1,324 @@
+"""Trials: structured inputs, on which work that rarely matters does matter, and how closely tensors must agree.
+
+Values along some dimensions of an input, a *row*, get one structure: they are shifted, scaled, sorted, all equal, zero,
+tiny ... An input keeps its domain: what is positive stays positive, what is sparse stays sparse.
+
+For a value r of the reference, |candidate - r| <= t * (|r - m| + s) + u * |r|. Values that are not finite, integers and
+bools must be equal.
+
+    m   in trial 0: the mean of the reference's finite values, so that an offset hides nothing; in the others, where
+        honest kernels lose more digits: 0
+    s   their root mean square about m, or a tenth of that about 0 if it is more
+    u   2 units in the last place
+    t   in trial 0: max(1e-4, u, min(10 e, 1e-2)); in the others: max(t, min(10 t, 1e-2)), or if that fails what follows
+        from e on just these inputs. 1e-4 is Settings.tolerance; float64 gets a millionth of it
+    e   the reference's largest error against float64, on inputs changed by up to 1e-6
+
+A few values may jump, where something is rounded, compared or sorted: if some of the reference's differ in float64, or
+by more than 1e-2, ten times as many of a candidate's may differ. If most do, t is 10 e or, where e is more than 0.3,
+1,000 e: the output is rounding noise, of which another order of operations may have far more. Not looked for: errors in
+small values of an output that has far larger ones.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy
+import torch
+
+STRENGTH, WEAK = 30.0, 3.0  # of a structure; the latter where the reference cannot take the former
+NEARBY = 1e-6  # relative change of inputs, about 8 units in the last place of float32
+MARGIN, MOST = 10, 1e-2  # t is at least MARGIN times the error of the reference itself, up to MOST
+NOISE = 0.3, 1000  # e of an output that is nothing but rounding noise, and its margin
+UNITS = 2  # in the last place, by which any value may be off
+DOUBLE = 1e-6  # t of float64 is this much of float32's
+PIECE = 1 << 24  # values of a tensor that are processed together, which limits temporary memory
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inputs
+
+
+class Domain(NamedTuple):
+    """What the values of an input are, which a structured version keeps."""
+
+    kind: str  # signed, positive, negative, unit (0 to 1), sums (rows sum to one), or fixed: left as drawn
+    zero: bool = False  # may they be zero?
+    sparse: bool = False  # are there many zeros, which stay where they are?
+    whole: bool = False  # are they integers?
+    symmetric: bool = False
+
+
+def domain_of(x, other) -> Domain:
+    """The domain of an input. other: the same input of another draw.
+
+    Fixed are constants, masks, integers (labels, indices), floats of 8 bits, complex numbers, and what is not finite.
+    """
+    floats = isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1
+    if not floats or x.numel() <= 4 or torch.equal(x, other) or not x.isfinite().all():
+        return Domain("fixed")
+    low, high, size = float(x.min()), float(x.max()), float(x.abs().max())
+    whole = torch.equal(x, x.round())
+    if whole and 0 <= low and high <= 1:
+        return Domain("fixed")
+    sums = low >= 0 and bool((x.sum(-1, dtype=torch.float32) - 1).abs().max() < 2e-3)
+    if low < 0:
+        kind = "negative" if high <= 0 else "signed"
+    elif sums:
+        kind = "sums"
+    else:
+        kind = "unit" if high <= 1 else "positive"
+    sparse = int((x == 0).sum()) > 0.05 * x.numel()
+    symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
+    return Domain(kind, not sums and float(x.abs().min()) < 0.01 * size, sparse, whole, symmetric)
+
+
+def up(x, kind, amount):
+    return 1 - (1 - x) / amount if kind == "unit" else x + amount
+
+
+def down(x, kind, amount):
+    return x - amount if kind == "signed" else x / amount
+
+
+def neighbours(x):
+    """A mask of some neighbours in each row, few or many."""
+    n, uniform = x.shape[1], torch.rand(2, len(x), 1, device=x.device)
+    members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
+    return torch.arange(n, device=x.device) // members == (uniform[1] * n).int() // members
+
+
+def spread(x):
+    """A mask of every Nth value in each row."""
+    n, uniform = x.shape[1], torch.rand(2, len(x), 1, device=x.device)
+    members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
+    stride = n // members.clamp(2, n)
+    return torch.arange(n, device=x.device) % stride == (uniform[1] * n).int() % stride
+
+
+def constant(x):
+    """The power of two below each row's largest value: any sum of equal powers is exact, in any order."""
+    largest = x.gather(1, x.abs().argmax(1, keepdim=True))
+    return (largest.sign() * largest.abs().log2().floor().exp2()).expand_as(x)
+
+
+def partly_sorted(x):
+    """Half of the rows sorted, up or down."""
+    rising, uniform = x.sort(1).values, torch.rand(len(x), 1, device=x.device)
+    return torch.where(uniform < 0.25, rising, torch.where(uniform < 0.5, rising.flip(1), x))
+
+
+def chance(x, share):
+    return torch.rand(x.shape, device=x.device) < share
+
+
+AS_DRAWN = "as drawn"
+# name: function of rows, their domain's kind, and an amount for each row
+STRONG = {
+    "high": up,
+    "low": down,
+    "high neighbours": lambda x, kind, amount: torch.where(neighbours(x), up(x, kind, amount), x),
+    "low neighbours": lambda x, kind, amount: torch.where(neighbours(x), down(x, kind, amount), x),
+    "every Nth high": lambda x, kind, amount: torch.where(spread(x), up(x, kind, amount), x),
+    "every Nth low": lambda x, kind, amount: torch.where(spread(x), down(x, kind, amount), x),
+    "scaled": lambda x, kind, amount: x / amount if kind == "unit" else x * amount,
+    "large constant": lambda x, kind, amount: constant(x) * (1 if kind == "unit" else amount.log2().round().exp2()),
+}
+PLAIN = {
+    "sorted": lambda x, kind, amount: x,
+    "half equal": lambda x, kind, amount: torch.where(chance(x, 0.5), x.amax(1, keepdim=True), x),
+    "constant": lambda x, kind, amount: constant(x),
+    "negative": lambda x, kind, amount: -x.abs() if kind == "signed" else x,
+}
+NEAR_ZERO = {
+    "zero": lambda x, kind, amount: torch.zeros_like(x),
+    "tiny": lambda x, kind, amount: x / amount ** 4,
+    "sparse": lambda x, kind, amount: torch.where(chance(x, 0.1), x, 0.0),
+    "whole": lambda x, kind, amount: x.round(),
+}
+STRUCTURES = STRONG | PLAIN | NEAR_ZERO
+
+
+def vary(x, domain, trial, start, strengths):
+    """A structured version of an input, with the same strides. strengths: {name of a structure: its strength}.
+
+    Values along some dimensions, a row, have something in common: along the last one, the one before it (time, in
+    sequences), all but the first (samples), or all but the second (channels), in turn. Rows get one structure after the
+    other, beginning with number `start`, and a trial goes on where the one before it ended.
+    """
+    names = [name for name in strengths if domain.zero or name not in NEAR_ZERO]
+    if domain.kind == "fixed" or not names:
+        return x
+    dims = list(range(x.dim()))
+    within = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]][(trial - 1) % 4]
+    result, sign = x.clone(), -1 if domain.kind == "negative" else 1
+    kind = "positive" if domain.kind == "negative" else domain.kind
+    turned = result.permute([dim for dim in dims if dim not in within] + within)
+    rows = turned.reshape(-1, math.prod(turned.shape[-len(within):])) * sign
+    for number, name in enumerate(names):
+        part = rows[(number - start - trial * len(rows)) % len(names)::len(names)]
+        if name != AS_DRAWN and len(part):
+            uniform = torch.rand(len(part), 1, device=x.device)
+            # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
+            exponent = torch.where(uniform < 0.5, 0.15 + 0.7 * uniform, 1.0)
+            part.copy_(STRUCTURES[name](partly_sorted(part), kind, strengths[name] ** exponent))
+    turned.copy_((rows * sign).view(turned.shape))
+    if domain.sparse:
+        result = torch.where(x == 0, x, result)
+    if domain.whole:
+        result = result.round()
+    if domain.symmetric:
+        result.copy_(result.tril() + result.tril(-1).mT)
+    return result / result.sum(-1, keepdim=True) if kind == "sums" else result
+
+
+def nearby(x, domain, apart):
+    """An input in float64, changed by up to NEARBY of each value: another order of operations can do as much.
+
+    Equal values stay equal unless `apart`.
+    """
+    if domain.kind == "fixed" or domain.whole:
+        return precise(x)
+    mantissa, exponent = precise(x).frexp()
+    noise = (mantissa * 12345.678 + exponent * 0.618).frac().abs()  # any function of x that looks random
+    if apart:
+        noise = torch.rand(x.shape, device=x.device)
+    return precise(x) * (1 - min(NEARBY, 8 * torch.finfo(x.dtype).eps) * noise)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Comparison
+
+
+class Bound(NamedTuple):
+    """How far a tensor may be from the reference's."""
+
+    t: float
+    share: float = 0.0  # of its values, up to which more is allowed
+    spread: bool = True  # do errors count in proportion to the spread of its values, or to their size?
+
+
+def width(e, dtype, tolerance) -> float:
+    """t of a tensor in trial 0, from the reference's error."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0
+    eps = torch.finfo(dtype).eps
+    least = max(UNITS * eps, tolerance * (DOUBLE if eps < 1e-12 else 1))
+    if e > MOST:
+        return max(least, e * (NOISE[1] if e > NOISE[0] else MARGIN))
+    return max(least, min(MARGIN * e, MOST))
+
+
+def difference(expected, got, bounds):
+    """What is wrong with a candidate's Answer, in one line, or None. bounds: a Bound of each tensor."""
+    if got.structure != expected.structure:
+        return f"wrong output: {got.structure} instead of {expected.structure}"
+    return compare(expected.leaves, got.leaves, bounds)
+
+
+def named(outputs) -> dict:
+    """{name: tensor} of a forward's outputs."""
+    return {f"output {i}" if len(outputs) > 1 else "output": tensor for i, tensor in enumerate(outputs)}
+
+
+def compare(expected, got, bounds):
+    """The same of two {name: tensor}."""
+    for (name, x), (t, share, spread) in zip(expected.items(), bounds):
+        if name not in got:
+            return f"wrong {name}: the reference changes it, and nothing of that name is there"
+        y = got[name]
+        if x.shape != y.shape:
+            return f"wrong {name}: shape {list(y.shape)} instead of {list(x.shape)}"
+        if x.dtype != y.dtype or x.device != y.device:
+            return f"wrong {name}: {y.dtype} on {y.device} instead of {x.dtype} on {x.device}"
+        errors = errors_of(x, y, spread, UNITS)
+        count = int((errors > t).sum())
+        if count > share * x.numel():
+            place = tuple(map(int, numpy.unravel_index(int(errors.argmax()), x.shape)))
+            return (f"wrong values: {max(count / x.numel(), 0.01):.0%} of {name} {list(x.shape)}, worst at "
+                    f"{list(place)}: expected {x[place].item():.4g}, got {y[place].item():.4g}")
+    return None
+
+
+def loose(bounds) -> list:
+    """Bounds for outputs of timed calls, in which only gross errors are looked for."""
+    return [bound._replace(t=max(bound.t, MOST)) if bound.t else bound for bound in bounds]
+
+
+def errors_of(x, y, spread, units=0):
+    """|y - x| / (|x - m| + s) for each value, x being the reference's; 0 where both are the same, also NaN or infinite.
+
+    spread: see Bound; units: errors of so many units in the last place are subtracted. For integers and bools: 1 where
+    they differ.
+    """
+    if is_exact(x):
+        return torch.nn.functional.pad((x != y).flatten().float(), (0, 1))
+    mean, scale = scale_of(x, spread)
+    unit = units * torch.finfo(x.dtype).eps
+    errors = torch.zeros(x.numel() + 1, device=x.device)  # the last one is always zero, so that none is empty
+    for a, b, out in zip(x.reshape(-1).split(PIECE), y.reshape(-1).split(PIECE), errors[:-1].split(PIECE)):
+        same = (a == b) | (a.isnan() & b.isnan())
+        a = precise(a)
+        b = precise(b)
+        error = ((b - a).abs() - unit * a.abs()).clamp(min=0) / ((a - mean).abs() + scale)
+        out.copy_(torch.where(same, 0.0, error.nan_to_num(math.inf)))
+    return errors
+
+
+def scale_of(x, spread) -> tuple:
+    """(m, s) of a tensor's finite values, see the top. Of one value, s is its size."""
+    finite = x.isfinite()
+    values, count = torch.where(finite, x, 0), max(int(finite.sum()), 1)
+    square = float(torch.linalg.vector_norm(values, dtype=precise_type(x.dtype))) ** 2 / count
+    if count == 1 or not spread:
+        return 0.0, math.sqrt(square)
+    mean = precise(values).sum().item() / count
+    return mean, math.sqrt(max(square - abs(mean) ** 2, 0.01 * square))
+
+
+def sharing(outputs, others) -> list:
+    """Indices of outputs whose bytes are not theirs alone, or have several elements in one place.
+
+    Outputs that are interleaved in one piece of memory, such as columns of one matrix, count as if they shared bytes.
+    """
+    shared, reach = set(), 0
+    taken = [span_of(tensor) for tensor in others if tensor.numel()]
+    for i, tensor in sorted(enumerate(outputs), key=lambda entry: entry[1].data_ptr()):
+        if tensor.numel() == 0:
+            continue
+        first, last = span_of(tensor)
+        ends = 0  # of the elements in the dimensions so far
+        for step, n in sorted(zip(tensor.stride(), tensor.shape)):
+            if n > 1 and step <= ends:
+                shared.add(i)
+            ends += (n - 1) * step
+        if first < reach or any(first < end and start < last for start, end in taken):
+            shared.add(i)
+        reach = max(reach, last)
+    return sorted(shared)
+
+
+def span_of(tensor) -> tuple:
+    """Addresses of a tensor's first byte and of the byte behind its last one."""
+    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
+
+
+def is_same(x, y) -> bool:
+    """Have two tensors the same shape and values, NaN included?"""
+    return x is y or x.shape == y.shape and bool(((x == y) | (x != x) & (y != y)).all())
+
+
+def is_exact(x) -> bool:
+    """Are its values integers or bools?"""
+    return not (x.is_floating_point() or x.is_complex())
+
+
+def precise_type(dtype):
+    """float64 or complex128 for a type of less precision; any other type as it is."""
+    inexact = dtype.is_floating_point or dtype.is_complex
+    return torch.promote_types(dtype, torch.float64) if inexact else dtype
+
+
+def precise(x):
+    """A tensor in double precision; anything but floats and complex numbers as it is."""
+    return x.to(precise_type(x.dtype)) if isinstance(x, torch.Tensor) else x

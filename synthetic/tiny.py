@@ -44,13 +44,8 @@ def train_tokenizer(texts, vocabulary):
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(known[:3])
-    return wrap_tokenizer(tokenizer.to_str(), CHAT_TEMPLATE)
-
-
-def wrap_tokenizer(text, template):
-    """The tokenizer for transformers. text: tokenizers' JSON; template: the chat template."""
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), chat_template=template,
-                                   eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE, eos_token="<|im_end|>",
+                                   pad_token="<|endoftext|>")
 
 
 def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_layers=6, **more):

@@ -57,6 +57,6 @@ def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_
 
 
 def tiny_model(tokenizer):
-    """The model that the built-in cold start trains."""
-    return random_qwen3(len(tokenizer), max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
-                        pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    """The model that the built-in cold start trains. One key/value head halves the cache, which sampling reads."""
+    return random_qwen3(len(tokenizer), num_key_value_heads=1, max_position_embeddings=8192,
+                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)

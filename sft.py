@@ -50,7 +50,6 @@ if __name__ == "__main__":
     from command.process import begin
     begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
-import functools
 import itertools
 import json
 import math
@@ -196,14 +195,14 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
 # example (chat/rows.py) is a pair of arrays of length L: int32 token ids, and a mask that is True on what is learnt.
 
 
-def encode_examples(tokenizer, examples) -> list:
-    """Examples of the built-in cold start as token ids and masks, (L,) each. Runs in a process of its own.
+def encoder(tokenizer):
+    """A function of an example of the built-in cold start: a list of its token ids and mask, (L,) each.
 
     The first replies of an example may be wrong on purpose. They are context for the next reply and have no loss
     (`unlearnt`).
     """
     chat = Chat(tokenizer)
-    return [encode(chat, e.messages, e.tool, e.unlearnt) for e in examples]
+    return lambda example: [encode(chat, example.messages, example.tool, example.unlearnt)]
 
 
 def load_data(options, chat) -> tuple:
@@ -222,8 +221,7 @@ def load_data(options, chat) -> tuple:
     messages = itertools.chain.from_iterable(e.messages for e in shown)
     texts = [message["content"] for message in messages]
     tokenizer = chat.tokenizer if chat else train_tokenizer(texts, vocabulary=2048)
-    data = in_processes(functools.partial(encode_examples, tokenizer), examples, size=500, processes=options.processes,
-                        start=torch.set_num_threads, arguments=(1,), title="tokens")
+    data = in_processes(encoder, (tokenizer,), examples, 500, options.processes, "tokens")
     lessons = write_lessons(tokenizer, 0, options.lessons, options.processes, brief=True)
     data += write_lessons(tokenizer, 100_000_000, options.redundant, options.processes)
     data += REPEAT_EXECUTED * write_lessons(tokenizer, 200_000_000, options.executed, options.processes, execute=True)

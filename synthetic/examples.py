@@ -294,15 +294,16 @@ class Writer:
 # Many examples, in several processes.
 
 
-def in_processes(function, items, size, processes, start, arguments, title) -> list:
-    """function(chunk) for chunks of `size` items, joined; start(*arguments) prepares each process.
+def in_processes(maker, arguments, items, size, processes, title) -> list:
+    """What a function makes of each item, joined; it returns a list. Each process has its own: maker(*arguments).
 
-    No process outlives this call or, if that is killed, the caller.
+    size: items that a process is given at a time. The result does not depend on the number of processes. No process
+    outlives this call or, if that is killed, the caller.
     """
     chunks = [items[i:i + size] for i in range(0, len(items), size)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (start, *arguments)) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (maker, *arguments)) as pool:
         try:
-            parts = tqdm(pool.map(function, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
+            parts = tqdm(pool.map(_make_all, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
             return list(itertools.chain.from_iterable(parts))
         except KeyboardInterrupt:
             for process in multiprocessing.active_children():
@@ -310,26 +311,26 @@ def in_processes(function, items, size, processes, start, arguments, title) -> l
             raise
 
 
-def _start(start, *arguments):
+def _start(maker, *arguments):
+    global _make
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    start(*arguments)
-
-
-_writer = None  # one for each process
-
-
-def _start_writer(execute):
-    global _writer
     torch.set_num_threads(1)
-    sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
-    _writer = Writer(sandbox)
+    _make = maker(*arguments)
 
 
-def _write_many(seeds):
-    return list(itertools.chain.from_iterable(map(_writer.write, seeds)))
+def _make_all(items) -> list:
+    return list(itertools.chain.from_iterable(map(_make, items)))
+
+
+def sandbox_if(execute) -> Sandbox | None:
+    """The sandbox in which the expert's kernels are run, if they are."""
+    return Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
+
+
+def _writer(execute):
+    return Writer(sandbox_if(execute)).write
 
 
 def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:
-    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them."""
-    seeds = range(first_seed, first_seed + problems)
-    return in_processes(_write_many, seeds, 50, processes, _start_writer, (execute,), title)
+    """Examples from `problems` consecutive seeds."""
+    return in_processes(_writer, (execute,), range(first_seed, first_seed + problems), 50, processes, title)

@@ -15,20 +15,17 @@ speedups that they show are drawn; examples of several turns are executed and sh
 
 import random
 
-import torch
-
 from chat.calls import extract_code
 from chat.prompts import MOST_SKILLS, SELECT_TOOL, UPDATE_TOOL
 from chat.rows import encode
 from chat.template import Chat
 from judge.verdict import KernelTime, Verdict
 from policy import next_messages, policy_messages
-from sandbox import Sandbox
 from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
 from synthetic import redundant
-from synthetic.examples import (Example, in_processes, policy_reply, selection_reply, spoil, summary_reply,
+from synthetic.examples import (Example, in_processes, policy_reply, sandbox_if, selection_reply, spoil, summary_reply,
                                 write_skill)
 from synthetic.planner import ALL, TECHNIQUES, Solution
 from synthetic.redundant import HELD_OUT, NAMES, TAUGHT, TORCH, answer, draw, pair_skill, problem_text
@@ -219,29 +216,17 @@ class Lesson:
 # ----------------------------------------------------------------------------------------------------------------------
 # Many of them, as token ids
 
-_state = {}  # of one process
 
+def _writer(tokenizer, brief, execute):
+    chat, sandbox = Chat(tokenizer), sandbox_if(execute)
 
-def _start(tokenizer, brief, execute):
-    torch.set_num_threads(1)
-    sandbox = None
-    if execute:
-        sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00")
-    _state.update(chat=Chat(tokenizer), brief=brief, sandbox=sandbox)
+    def write(seed) -> list:
+        """The encoded lesson of a seed (chat/rows.py), or nothing."""
+        lesson = Lesson(seed, brief)
+        example = lesson.executed(sandbox) if execute else lesson.write()
+        return [encode(chat, example.messages, example.tool, example.unlearnt)] if example else []
 
-
-def _write_many(seeds) -> list:
-    """Encoded lessons of these seeds (chat/rows.py)."""
-    encoded = []
-    for seed in seeds:
-        lesson = Lesson(seed, _state["brief"])
-        if _state["sandbox"]:
-            example = lesson.executed(_state["sandbox"])
-        else:
-            example = lesson.write()
-        if example:
-            encoded.append(encode(_state["chat"], example.messages, example.tool, example.unlearnt))
-    return encoded
+    return write
 
 
 def sample_lessons(number) -> list[Example]:
@@ -251,7 +236,6 @@ def sample_lessons(number) -> list[Example]:
 
 
 def write_lessons(tokenizer, first_seed, number, processes, brief=False, execute=False) -> list:
-    """Encoded lessons from `number` consecutive seeds; the result does not depend on the number of processes."""
+    """Encoded lessons from `number` consecutive seeds."""
     seeds = range(first_seed, first_seed + number)
-    size = 20 if execute else 500  # seeds that a process is given at a time
-    return in_processes(_write_many, seeds, size, processes, _start, (tokenizer, brief, execute), "lessons")
+    return in_processes(_writer, (tokenizer, brief, execute), seeds, 20 if execute else 500, processes, "lessons")

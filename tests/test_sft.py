@@ -66,8 +66,7 @@ def chat(examples):
     return Chat(train_tokenizer([m["content"] for e in examples for m in e.messages], 1024))
 
 
-def test_writing_is_repeatable(examples):
-    writer = Writer(None)
+def test_writing_is_repeatable(writer, examples):
     again = [e.messages for seed in range(20) for e in writer.write(seed)]
     assert len(again) > 20 and again == [e.messages for e in examples[: len(again)]]
 
@@ -322,7 +321,7 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     assert sum(p.stat().st_size for p in TINY.iterdir()) <= 16e6
     model = Backbone.load(TINY)
     seed, prompts, names = 900_000_000, [], []  # no seed of its cold start
-    while len(prompts) < 6:
+    while len(prompts) < 4:
         found = writer.problem(seed)
         seed += 1
         if found:
@@ -330,4 +329,4 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
             skill = writer.skill(names[-1], random.Random(seed))
             prompts.append(model.chat_ids(policy_messages(found[0], [skill])))
     replies = model.sample(prompts, Sampling(700, temperature=0))
-    assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) >= 4
+    assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) >= 3

@@ -248,8 +248,10 @@ class Reference:
         after = self.changing()
         errors, _ = self.errors(inputs, before, spread=False)
         self.restore(after)
-        wider = [Bound(max(bound.t, self.width(e, x)), max(bound.share, min(MARGIN * e.share, MOST)), spread=False)
-                 for bound, e, x in zip(bounds, errors, expected.leaves.values())]
+        wider = []
+        for bound, e, x in zip(bounds, errors, expected.leaves.values()):
+            share = max(bound.share, min(MARGIN * e.share, MOST), 2 * e.share)  # of two that tie, either may be taken
+            wider.append(Bound(max(bound.t, self.width(e, x)), share, spread=False))
         return difference(expected, got, wider)
 
     def width(self, error, x) -> float:

@@ -27,17 +27,25 @@ if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threa
     from command.process import begin
     begin()
 
-import argparse
 import contextlib
 import functools
 import itertools
 import json
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from command.options import Parser
+
+PARSER = Parser(description="A run or a benchmark as one HTML page, or several side by side.")
+PARSER.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="--out of reinforce.py or of bench.py; the "
+                    "page of one is DIR/report.html, that of several comparison.html in the first")
+if __name__ == "__main__" and {"-h", "--help"}.intersection(sys.argv):
+    PARSER.parse_args()  # --help needs no torch, whose import takes seconds
 
 import torch
 from tqdm import tqdm
@@ -422,11 +430,7 @@ def finish_run(run):
 
 def main(argv=None) -> int:
     """Make the page of some folders. Returns the status of the process. Raises UserError for bad input."""
-    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or several side by side.",
-                                     usage=argparse.SUPPRESS)
-    parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="--out of reinforce.py or of bench.py; "
-                        "the page of one is DIR/report.html, that of several comparison.html in the first")
-    folders = parser.parse_args(argv).folders
+    folders = PARSER.parse_args(argv).folders
     path = folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
     write_page(folders, path)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")

@@ -61,7 +61,7 @@ What we promise, how we keep it, and what we do not promise:
 
 We do not check three things: kernels that only move what PyTorch computed, wrong hints to the compiler, and costs
 without a price, such as cache misses. A candidate fails, with a message, if it uses torch.compile, CUDA C++ or custom
-operators, or if it reads values back to the host.
+operators, or if it reads values back to the host. What a candidate prints is thrown away.
 """
 
 if __name__ == "__main__":
@@ -241,7 +241,7 @@ def main(argv=None) -> int:
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("task", metavar="TASK.py", help="a problem in KernelBench's format")
-    add("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew")
+    add("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew; what it prints is not shown")
     add("--device", default="cuda" if has_gpu() else "cpu", help="cuda measures, cpu models the time")
     add("--trials", type=int, default=Settings.trials, help="correctness trials, each with fresh inputs")
     add("--tolerance", type=float, default=Settings.tolerance, help="papers before 2026 used 1e-2")

@@ -48,12 +48,15 @@ def fenced_blocks(text) -> list[tuple[str, str]]:
     >>> fenced_blocks("1. ```python\\n   s = '```'\\n   ```")
     [('python', "s = '```'\\n")]
     """
-    lines, blocks, begin = text.split("\n"), [], None  # begin: number of the first line within a block
+    lines = text.split("\n")
+    blocks = []
+    begin = None  # number of the first line within the present block
     for number, line in enumerate(lines):
         if begin is None:
             opening = _OPENING.fullmatch(line)
             if opening:
-                begin, fence, words = number + 1, len(opening[1]), opening[2].strip()
+                begin = number + 1
+                fence = len(opening[1])
                 deepest = len(_MARGIN.match(line)[0]) + 3  # column at which a closing fence can stand
             continue
         closing = _CLOSING.match(line)
@@ -61,7 +64,7 @@ def fenced_blocks(text) -> list[tuple[str, str]]:
             body = "".join(line + "\n" for line in lines[begin:number])
             indentation = re.match(r"\s*", body)[0].rpartition("\n")[2]
             body = re.sub(f"^{indentation}", "", body, flags=re.MULTILINE)
-            blocks.append((words, body))
+            blocks.append((opening[2].strip(), body))
             if fence > 3:
                 blocks += fenced_blocks(body)
             begin = None

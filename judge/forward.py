@@ -13,12 +13,11 @@ import zlib
 import torch
 import triton.language as tl
 from torch._prims_common import suggest_memory_format
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from judge.program import MOST_CONFIGS, UNWRITTEN, numbers_in, raw, tensors_in, write
-from judge.reference import state_of
+from judge.reference import CudaIsHere, state_of
 from judge.trials import is_exact
 
 CALLS = 3  # forwards: a warm-up, and two that are recorded
@@ -35,7 +34,7 @@ LAUNCH_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_f
 # Tensors that say that they are on a GPU
 
 
-class PretendCuda(TorchFunctionMode):
+class PretendCuda(CudaIsHere):
     """Lets code written for a GPU run without one. "cuda" means where a call's first tensor is, or else the CPU.
 
     Within a forward all tensors say that they are on a GPU. In a constructor (recorder: None), whose parameters go to
@@ -51,17 +50,18 @@ class PretendCuda(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.recorder is not None and func == torch.Tensor.device.__get__:
             return torch.device("cuda", 0)
+        if func is torch.device:
+            return func(*args, **kwargs)
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], with_values(args[1]), *args[2:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = "cuda"
         sources = tensors_in([args, kwargs])
-        place = sources[0].untyped_storage().device if sources else torch.device("cpu")
         if name in TO_HOST and self.recorder is not None:
             self.recorder.note_read(name, sources[0])
         self.reads_parameters |= name in TO_HOST and sources[0].requires_grad
-        args = args if func is torch.device else tuple(place if is_cuda(value) else value for value in args)
-        if is_cuda(kwargs.get("device")) or type(kwargs.get("device")) is int:
-            kwargs["device"] = place
-        return func(*args, **kwargs)
+        self.here = sources[0].untyped_storage().device if sources else "cpu"
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def with_values(index):
@@ -69,10 +69,6 @@ def with_values(index):
     if isinstance(index, tuple):
         return tuple(map(with_values, index))
     return torch.as_tensor(index) if hasattr(index, "__len__") and not tensors_in(index) else index
-
-
-def is_cuda(value) -> bool:
-    return isinstance(value, (str, torch.device)) and "cuda" in str(value)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

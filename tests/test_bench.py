@@ -240,21 +240,16 @@ def test_what_an_attempt_sees(strategy, seen, tmp_path):
     assert sample.turns[0].tokens == 1 + judged
 
 
-def test_evolution_draws_parents_by_rank(tmp_path):
-    """Four attempts from nothing; then parents are the correct kernels, the fastest most often."""
-    asked, sandbox = [], Scorer()
+def test_evolution_begins_with_nothing_and_then_shows_one_parent(tmp_path):
+    """Which one: test_a_parents_chance_falls_with_its_rank. The budget of tokens ends a sample; a reply has one."""
+    parents = []
 
     def script(messages, tool, generator):
-        asked.append([message["content"] for message in messages if message["role"] == "assistant"])
-        n = len(asked) - 1
-        return kernel(2.0, 0.8, "a" if n < 4 else f"c\n    x = {n}")
+        parents.append(sum(message["role"] == "assistant" for message in messages))
+        return kernel(2.0)
 
-    [sample], _ = first(tmp_path / "results.jsonl", script, sandbox=sandbox, turns=60, strategy="evolve")
-    assert asked[:4] == [[]] * 4 and all(len(parents) == 1 for parents in asked[4:])
-    assert len({parents[0] for parents in asked[8:]}) == 5  # how often each: test_a_parents_chance_falls_with_its_rank
-    # The budget of tokens ends a sample; a reply has one token.
-    [sample], _ = first(tmp_path / "few.jsonl", lambda *_: kernel(2.0), strategy="evolve", turns=60, tokens=9)
-    assert len(sample.turns) == 9
+    [sample], _ = first(tmp_path / "few.jsonl", script, strategy="evolve", turns=60, tokens=9)
+    assert parents == [0] * 4 + [1] * 5 and len(sample.turns) == 9
 
 
 # ---- the command
@@ -321,18 +316,18 @@ def test_command_end_to_end(tmp_path, command, borrowed):
 
 
 def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusal):
-    for number in (1, 2):
+    link, given = tmp_path / "model", {}
+    for number in (2, 1):
         (tmp_path / f"checkpoint_{number}").mkdir()
-    link = tmp_path / "model"
     link.symlink_to("checkpoint_1")
     arguments = ["--ids", 2, "--samples", 1, "--turns", 1, "--model", link, "--out", tmp_path / "o"]
-    given = {}
     monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: given.update(settings) or Scorer())
+    monkeypatch.setattr(bench, "report", lambda *_: None)
     assert command(*arguments)[0] == 0
     assert (given["tolerance"], given["baseline"]) == (1e-4, "eager")
-    for name, value in (("seed", 1), ("samples", 2), ("no_skills", None), ("tolerance", 0.01)):
-        changed = ["--" + name.replace("_", "-"), value][:1 + bool(value)]
-        assert f"({name} changed)" in refusal(bench.main, "--device", "cpu", *arguments, *changed)
+    for changed in ("--seed 1", "--samples 2", "--no-skills", "--tolerance 0.01"):
+        name = changed.split()[0].removeprefix("--").replace("-", "_")
+        assert f"({name} changed)" in refusal(bench.main, "--device", "cpu", *arguments, *changed.split())
     assert given["tolerance"] == 0.01
     link.unlink()
     link.symlink_to("checkpoint_2")  # the run has gone on

@@ -289,6 +289,7 @@ USABLE = {  # name: (arguments, inputs, body); the reference itself is right as 
     "a named tuple": ("x", X, "return torch.max(x, 1)"),
     "what PyTorch decomposes without values": (
         "x", "torch.randn(2, 3, 8, 8)", "return torch.nn.functional.interpolate(x, scale_factor=2, mode='bilinear')"),
+    "a buffer on a CPU only": ("x", X, "return torch.nn.functional.logsigmoid(x)"),
     "half precision": ("x", f"{X}.half()", "return torch.nn.functional.silu(x * 2) * x"),
     # PyTorch conjugates and negates lazily
     "torch.conj": ("x", "torch.rand(16, 16)", "f = torch.fft.fft2(x)\n        return (torch.conj(f) * f).real"),

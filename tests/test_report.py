@@ -115,7 +115,7 @@ def test_a_run_in_words(run):
     """The figures are those of the files."""
     text = words(made(run)[1])
     for sentence in (
-            "before -> after 2 steps: reward 1.000 -> 1.500, correct 90% -> 90%, Fast_1 25% -> 25% (modelled)",
+            "before training -> after 2 steps: reward 1.000 -> 1.500, correct 90% -> 90%, Fast_1 25% -> 25% (modelled)",
             "Skills found: 1. found_2 (2.50x when verified).",
             "Proposals: 1 of 5 passed; rejected: 2 too slow, 1 no tool call, 1 malformed.",
             "Proposed in step 1 on a by this summary ; a kernel written with it reached 2.50x.",

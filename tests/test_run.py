@@ -197,11 +197,11 @@ def test_what_a_step_prints():
               "eval_fast_1": 0.25}
     after = before | {"step": 6, "library": 3, "staged": 2, "reward_best": 1.25, "correct": 0.75, "fast_1": 0.5,
                       "speedup": None, "rows": {"policy": 48, "selection": 9, "summary": 3}, "passed": 2,
-                      "proposals": 5, "seconds": {"a": 1.5, "b": 2.5}, "eval_reward_best": 1.5}
+                      "proposals": 5, "seconds": {"a": 1.5, "evaluate": 2.5}, "eval_reward_best": 1.5}
     assert records.step_in_words(after, options, library) == (
         "step 6/6  reward 1.250  correct 75%  Fast_1 50%  speedup 0.00x (modelled)  replies 48+9+3  skills 3 (+2)  "
-        "proposals passed 2 of 5  4 s  |  new: first, second  |  evaluation: reward 1.500, correct 50%, Fast_1 25% "
-        "(modelled)")
+        "proposals passed 2 of 5  4 s with the evaluation  |  new: first, second  |  "
+        "evaluation: reward 1.500, correct 50%, Fast_1 25% (modelled)")
 
 
 # ---- a laptop's first day

@@ -155,9 +155,14 @@ class Run:
     def gain(self, name):
         return self.final(name) - self.first(name)
 
-    def mean(self, name):
-        values = [line[name] for line in self.metrics if line.get(name) is not None]
-        return statistics.mean(values) if values else 0.0
+    def total(self, name, steps=slice(None)) -> float:
+        """The sum of a metric over training steps: all of them, or a part."""
+        return float(sum(line.get(name, 0) for line in self.metrics[1:][steps]))
+
+    def passing(self) -> float | None:
+        """The share of all proposals that pass."""
+        proposals = self.total("proposals")
+        return self.total("passed") / proposals if proposals else None
 
     def found(self) -> list[tuple]:
         """Pairs that the run has found and verified (or, without verification, only proposed)."""
@@ -223,8 +228,13 @@ def judged(values, narrow=NARROW) -> str:
 
 
 def paired(left, right, figure) -> list[float]:
-    """figure(run of `left`) minus figure(run of `right`), for each seed that both have."""
-    return [figure(left[seed]) - figure(right[seed]) for seed in sorted(left.keys() & right.keys())]
+    """figure(run of `left`) minus figure(run of `right`), for each seed for which both have one."""
+    differences = []
+    for seed in sorted(left.keys() & right.keys()):
+        pair = figure(left[seed]), figure(right[seed])
+        if None not in pair:
+            differences.append(pair[0] - pair[1])
+    return differences
 
 
 def defined(values) -> list[float]:
@@ -277,6 +287,13 @@ def claims(arms) -> list[tuple]:
         if default.keys() & arms.get(arm, {}).keys():
             rows.append((claim, f"reward with the library at the same step, default - {arm}",
                          at_same_step(default, arms[arm])))
+    if runs:
+        rows.append(("Skills move from general to specific", "found skills selected, second half of the steps - first",
+                     [run.total("selected_learnt", slice(len(run.metrics) // 2, None))
+                      - run.total("selected_learnt", slice(len(run.metrics) // 2)) for run in runs]))
+    if default.keys() & arms.get("freeze-summary", {}).keys():
+        rows.append(("Training Summary helps", "share of proposals that pass, default - freeze-summary",
+                     paired(default, arms["freeze-summary"], Run.passing)))
     if default.keys() & arms.get("no-verify", {}).keys():
         rows.append(("Verification keeps false skills out", "share of held-out pairs that hold, default - no-verify",
                      paired(default, arms["no-verify"], held)))

@@ -15,7 +15,7 @@ from synthetic.program import Draft, Program
 from synthetic.steps import (activation, convolution, dense, features, formula, linear, maybe, normalization,
                              parameter, plain_input, pooling, reduction, row_operator, scale, steps)
 from synthetic.wording import dress, problem_text
-from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
+from synthetic.training import evaluation_fingerprints, unfit
 from tasks import GPU_BATCH_FACTOR, Task, elements, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem

@@ -41,7 +41,8 @@ class LoadedTask:
         if not self.modelled:
             torch.cuda.reset_peak_memory_stats()  # from here on it does what judging a candidate does
         try:
-            self.clock = (prices if self.modelled else measured).Clock(self.reference, settings)
+            with self.reference.lock():
+                self.clock = (prices if self.modelled else measured).Clock(self.reference, settings)
         except RuntimeError as error:
             raise TaskError(f"{name}: the reference fails: {describe(error)[0]}") from None
 
@@ -228,7 +229,7 @@ def load(loaded, source, name, settings, secret) -> dict:
     """What the trainer needs to know of a task: its blueprint, and bytes: `room` of a recording, `takes` of memory."""
     try:
         before = 0 if settings["device"] == "cpu" else torch.cuda.memory_allocated()
-        with gpu_lock(settings.get("gpu"), CHECK, 3 * settings["timeout"]):
+        with gpu_lock(None, CHECK, 3 * settings["timeout"]):  # only the limit on time: see Reference.lock
             loaded[source] = task = LoadedTask(name, source, settings, secret)
         takes = task.room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
         blueprint = pickle.dumps(task.reference.blueprint() | {"room": task.room})

@@ -187,6 +187,16 @@ class Pool:
     def judge_of(self, entry):
         """A judge that holds this task, for one candidate. Raises TaskError."""
         self.estimate(entry)
+        judge = None
+        while judge is None:
+            judge = self.acquire(entry)
+        try:
+            yield judge
+        finally:
+            self.release(judge)
+
+    def acquire(self, entry) -> Judge | None:
+        """The same, until `release`. None: memory was short beside other tasks, and it has to be tried once more."""
         with entry.first, self.changed:  # one a task: else hundreds of threads would wake up for each verdict
             judge = self.changed.wait_for(lambda: self.closed or entry.unusable or self.choose(entry))
             if self.closed or entry.unusable:
@@ -195,14 +205,17 @@ class Pool:
             if is_new:
                 judge.loaded[entry] = entry.loading
                 self.make_room(judge, entry)
-        try:
-            if is_new:
-                self.load(judge, entry)
-            yield judge
-        finally:
-            with self.changed:
-                judge.busy = False
-                self.changed.notify_all()
+        if not is_new or self.load(judge, entry):
+            return judge
+        self.release(judge)
+        if entry.unusable:
+            raise TaskError(entry.unusable)
+        return None
+
+    def release(self, judge):
+        with self.changed:
+            judge.busy = False
+            self.changed.notify_all()
 
     def choose(self, entry):
         """The judge that is to hold a task now, or None: it has to wait. self.changed is held, here and below.
@@ -255,19 +268,23 @@ class Pool:
             with self.judge_of(entry):
                 pass
 
-    def load(self, judge, entry):
-        """Have a judge load a task. Raises TaskError."""
+    def load(self, judge, entry) -> bool:
+        """Have a judge load a task. If it cannot, says so, and has it loaded alone next time, or notes why never."""
         try:
             known = self.ask(judge, "load", entry.source, entry.name)
         except Gone as error:
             known = {"unusable": f"{entry.name}: the reference cannot be judged against ({error})"}
         with self.changed:
-            if "unusable" in known:
-                judge.loaded.pop(entry, None)
+            if "unusable" not in known:
+                entry.blueprint, entry.room = known["blueprint"], known["room"]
+                judge.loaded[entry] = known["takes"]
+                return True
+            judge.loaded.pop(entry, None)
+            if "OutOfMemoryError" in known["unusable"] and entry.loading < self.capacity:
+                entry.loading = self.capacity
+            else:
                 entry.unusable = known["unusable"]
-                raise TaskError(entry.unusable)
-            entry.blueprint, entry.room = known["blueprint"], known["room"]
-            judge.loaded[entry] = known["takes"]
+            return False
 
     def ask(self, judge, *order):
         """A judge's answer to an order. Raises Gone when it ends, and it has no task then."""

@@ -178,11 +178,14 @@ def nearby(x, domain, apart):
     """
     if domain.kind == "fixed" or domain.whole:
         return precise(x)
-    mantissa, exponent = precise(x).frexp()
-    noise = (mantissa * 12345.678 + exponent * 0.618).frac().abs()  # any function of x that looks random
-    if apart:
-        noise = torch.rand(x.shape, device=x.device)
-    return precise(x) * (1 - min(NEARBY, 8 * torch.finfo(x.dtype).eps) * noise)
+    result, change = x.to(torch.float64, copy=True), min(NEARBY, 8 * torch.finfo(x.dtype).eps)
+    for part in result.as_strided([x.numel()], [1]).split(PIECE):
+        mantissa, exponent = part.frexp()
+        noise = (mantissa * 12345.678 + exponent * 0.618).frac().abs()  # any function of x that looks random
+        if apart:
+            noise = torch.rand(len(part), device=x.device)
+        part.mul_(1 - change * noise)
+    return result
 
 
 # ---------------------------------------------------------------------------------------------------------------------

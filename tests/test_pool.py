@@ -34,7 +34,7 @@ class QuickPool(pool.Pool):
             return Verdict(error="x"), random.random() < self.fails / 2
         self.loads += 1
         if self.fails and source[-1] == "3":
-            return {"unusable": "it cannot be used"}
+            return {"unusable": random.choice(["it cannot be used", "OutOfMemoryError"])}
         return {"room": 9, "blueprint": b"x", "takes": random.randrange(90) if self.fails else 40}
 
 

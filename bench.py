@@ -39,8 +39,8 @@ Files in --out:
     fast_p.png        Fast_p by p
     report.html       all of it in a browser, every reply included
 
-After a kill the same command continues where it was: no reply is sampled again, no kernel judged again. The other
-samples of an interrupted batch get new random numbers, so the results differ from those of an uninterrupted run.
+After a kill the same command continues where it was: no reply is sampled again, no kernel judged again. What an
+interrupted batch still has to sample gets new random numbers, so the results differ from an uninterrupted run's.
 """
 
 if __name__ == "__main__":
@@ -64,6 +64,7 @@ from command.options import check_name, check_together, complete, option, parse,
 class Options:
     """The command line. `start` chooses most values that are None."""
 
+    # The first option of each group in --help, and the group's heading
     GROUPS: ClassVar = {"level": "which problems, and what the prompts hold", "samples": "how much the model may try",
                         "tolerance": "what counts as correct, and as fast",
                         "temperature": "sampling (paper: replies of at most 8,192 tokens, prompts of at most 24,576)",
@@ -316,8 +317,8 @@ def lines(samples) -> str:
 def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
     """Roll out every task that is not in `done`, and append its samples to `path`. Returns {task: [Sample, ...]}.
 
-    done: the problems that are complete; this function adds those that it rolls out, and prints a line for each. Each
-    of several ranks takes every N-th batch, and appends whole lines to the same files.
+    done: the problems that are complete; this function adds those that it rolls out, and prints a line for each. The
+    batches are dealt out to the ranks in turn; each rank appends whole lines to the same files.
     """
     tasks_left = [task for task in tasks if task.name not in done]  # they are incomplete
     size = max(1, min(options.batch // options.samples, math.ceil(len(tasks_left) / ranks.count())))  # no rank is idle

@@ -80,12 +80,15 @@ class Trajectory:
 
 
 def policy_messages(task, skills) -> list[dict]:
-    """The first turn's prompt: the full text of the chosen skills in the system message, the task in the user's."""
+    """The first turn's prompt: the task, and the full text of the chosen skills.
+
+    The skills end the system message, or stand where `policy_user` in another file of prompts has `__skills__`.
+    """
     block = "\n\n".join(skill_text("skill", skill) for skill in skills).strip()
     if block:
         block = PROMPTS["skill_injection_header"] + block + PROMPTS["skill_injection_footer"]
     messages = role_messages("policy", task_description=task.source.strip(), skills=block + "\n\n" if block else "")
-    if "__skills__" not in PROMPTS["policy_user"]:  # a user's prompts without a place for skills
+    if "__skills__" not in PROMPTS["policy_user"]:  # as in chat/prompts.yaml
         messages[0]["content"] += block
     return messages
 
@@ -199,9 +202,9 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
 def next_prompt(model, trajectory, shown, strategy) -> list[int]:
     """Token ids of the next prompt: the first prompt's messages, and the attempts that are shown.
 
-    If all attempts are shown as they were sampled, the prompt extends the last one token by token. The update then
-    computes all turns of the rollout in one forward pass. If `retell` has changed the last reply, next_ids encodes all
-    messages anew.
+    If all attempts are shown as they were sampled, the prompt begins with the tokens of the last prompt and its reply.
+    The update then computes all turns of the rollout in one forward pass. If `retell` has changed the last reply,
+    next_ids encodes all messages anew.
     """
     messages = policy_messages(trajectory.task, trajectory.skills)
     for turn in shown:
@@ -269,7 +272,7 @@ def play_in_waves(sampler, sandbox, plays):
         if number not in requests:
             yield number
         submit(number)
-    while requests:  # a wave answers all of its Kernels, so now all requests without a future are Prompts
+    while requests:  # here each request is a Prompt, or before the first wave a submitted Kernel
         prompts = {number: requests[number].ids for number in sorted(requests) if number not in futures}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
@@ -380,7 +383,7 @@ def mean(values) -> float | None:
 
 
 def rollout_metrics(trajectories) -> dict:
-    """What metrics.jsonl says of a step's rollouts, or (with eval_ before each name) of the evaluation's.
+    """What metrics.jsonl says of a step's rollouts. An evaluation's have eval_, with_ or without_ before each name.
 
     A rollout counts by its fastest correct turn. A rollout without a correct turn has speedup 0, so it passes no
     threshold. A mean over nothing is None.
@@ -389,7 +392,7 @@ def rollout_metrics(trajectories) -> dict:
         correct         share of rollouts with a correct turn
         fast_1          Fast_1: share of rollouts that are correct and faster than PyTorch
         fast_1.2        Fast_1.2: the same, more than 1.2x as fast
-        speedup         mean over rollouts with a correct turn of its speedup
+        speedup         mean speedup of the rollouts that have a correct turn
         correct_first   share of rollouts whose first turn is correct
         coverage        mean over correct turns of Verdict.coverage, the share of time in own kernels that matter
         cheats          share of turns whose kernel was rejected as a cheat

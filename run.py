@@ -8,6 +8,7 @@ The folder of a run, --out of reinforce.py:
     metrics.jsonl                          one object a step; step_metrics says what each number means
     rollouts/step_N.jsonl                  first prompts, and every reply, verdict, selection, proposal and rejection
     rollouts/eval_N.jsonl                  the same for the evaluation after step N
+    rollouts/redundant_N.jsonl             the same for the evaluation on redundant operators after step N
     skill_library/global_step_N.jsonl      the library after step N
     checkpoint -> checkpoint_N/            a model folder with its skill library (bench.py loads it), and trainer.pt:
                                            all that --resume needs
@@ -86,7 +87,7 @@ class Run:
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     progress: Progress | None = None  # shows the step and its phase, see reinforce.train
     stream: object = None  # iterator over the training tasks of later steps
-    fitness: dict = field(default_factory=dict)  # of the user's tasks, see training.in_random_order
+    fitness: dict = field(default_factory=dict)  # name of a user's task -> why it is left out, or None
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # rank 0 writes files and progress
 
     @property
@@ -237,9 +238,11 @@ def step_metrics(run, episodes, losses) -> dict:
         step, clock     number of the step; are speedups modelled or measured?
         staged          skills that joined the library, at most one for each task
         library         skills in it afterwards
-        rows            {role: number of replies with an advantage}
-        masked          {reason: number of replies without a loss}. "prs", "mrs" and "void": see advantages.py.
-                        "group": the task is skipped, as its rewards do not vary or B tasks before it were kept
+        rows            {role: number of replies with an advantage}. More than the loss has: replies of skipped
+                        tasks and of frozen roles count, too
+        masked          {reason: number of replies without a loss}. "prs", "mrs": see advantages.py. "void": see
+                        policy.reward_turns. "group": the task is skipped, as its rewards do not vary or B tasks before
+                        it were kept
         the others      see policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics and
                         reinforce.update; finish_step adds `seconds`, reinforce.evaluate_if_due the evaluations
     """
@@ -253,7 +256,7 @@ def step_metrics(run, episodes, losses) -> dict:
     line |= selection_metrics(selections, run.initial_names) | summary_metrics(summaries)
     line |= {"staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library)}
     line["rows"] = {"policy": compared(turns), "selection": compared(selections), "summary": compared(summaries)}
-    reasons = Counter(turn.masked for turn in turns)  # None: the turn has a loss
+    reasons = Counter(turn.masked for turn in turns)  # None: not masked before the update
     line["masked"] = {why: reasons[why] for why in ("prs", "void", "group")} | {"mrs": losses.pop("mrs_masked")}
     return line | losses
 
@@ -287,8 +290,8 @@ def finish_step(run, line):
 def save_checkpoint(run):
     """Write a folder checkpoint_N: a model, its skill library, and trainer.pt; then let `checkpoint` point to it.
 
-    The link is replaced in one instant, after the folder is on the disk. So there is a complete checkpoint at any time.
-    A half-written folder has another name, and is removed when its step is saved again.
+    The link is replaced in one instant, after the folder is on the disk. So it never points to a half-written folder.
+    The next complete save removes such a folder.
     """
     optimizer = run.optimizer.state_dict()  # each rank has a part of it, so all must call this
     if not run.writes:

@@ -29,9 +29,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.processes import CHECK, gpu_lock
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (AS_DRAWN, MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, difference,
-                          domain_of, errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of,
-                          sharing, vary, width)
+from judge.trials import (MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, difference, domain_of,
+                          errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary,
+                          width)
 from judge.verdict import describe
 from tasks import TaskError, init_arguments
 
@@ -298,7 +298,7 @@ class Reference:
         failing = [trial for trial in range(1, 5) if not self.takes(trial)]
         if not failing:
             return
-        kept = {AS_DRAWN: 1.0}
+        kept = {}
         for name in STRUCTURES:
             for strength in (STRENGTH, WEAK) if name in STRONG else (STRENGTH,):
                 self.strengths = {name: strength}

@@ -2,11 +2,11 @@
 
 Trial 0 uses inputs as the task draws them, the others structured ones (trials.py). Parameters are perturbed, where the
 candidate's are the reference's by name and value, but for the last trial, which has them as constructed. So work that
-rarely matters, or not yet, must still be done. What the reference cannot take is dropped, and `notes` say so.
+rarely matters, or not yet, must still be done. Structure on which the reference fails is dropped, and `notes` say so.
 
 An Answer has the outputs, the inputs that the reference changes, and the parameters and buffers that it changes. How
-closely a candidate's must agree (trials.py) follows the reference's own error against float64, which is measured
-here when a task is loaded.
+closely a candidate's must agree (trials.py) follows the reference's own error against float64. It is measured when a
+task is loaded, on inputs as drawn, and once more on structured inputs on which a candidate differs.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.processes import CHECK, gpu_lock
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (AS_DRAWN, MARGIN, MOST, NEAR_ZERO, PLAIN, STRENGTH, STRONG, STRUCTURES, WEAK, Bound,
-                          compare, difference, domain_of, errors_of, is_exact, is_same, named, nearby, precise,
-                          precise_type, scale_of, sharing, vary, width)
+from judge.trials import (MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, difference, domain_of,
+                          errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary,
+                          width)
 from judge.verdict import describe
 from tasks import TaskError, init_arguments
 
@@ -236,10 +236,13 @@ class Reference:
 
     def bounds(self, trial, perturbed) -> list:
         """The Bound of each compared tensor in this trial."""
-        widths = self.widths[perturbed]
-        if trial:
-            widths = [max(t, min(MARGIN * t, MOST)) for t in widths]
-        return [Bound(t, min(MARGIN * share, MOST), spread=not trial) for t, share in zip(widths, self.jumps)]
+        bounds = []
+        for error, dtype in zip(self.found[perturbed], self.dtypes):
+            t = width(error.t, dtype, self.tolerance)
+            if trial:
+                t = max(t, min(MARGIN * t, MOST))
+            bounds.append(Bound(t, min(MARGIN * error.share, MOST), spread=not trial))
+        return bounds
 
     def mistake(self, trial, perturbed, inputs, before, expected, got):
         """What is wrong with a candidate's Answer in this trial, in one line, or None.
@@ -252,16 +255,15 @@ class Reference:
         if not problem or not trial:
             return problem
         after = self.changing()
-        errors, _ = self.errors(inputs, before, spread=False)
+        errors = self.errors(inputs, before, spread=False)
         self.restore(after)
         wider = []
-        for bound, e, x in zip(bounds, errors, expected.leaves.values()):
-            share = max(bound.share, min(MARGIN * e.share, MOST), 2 * e.share)  # of two that tie, either may be taken
-            wider.append(Bound(max(bound.t, self.width(e, x)), share, spread=False))
+        for bound, error, dtype in zip(bounds, errors, self.dtypes):
+            t = max(bound.t, width(error.t, dtype, self.tolerance))
+            # Where two values tie, either may be taken.
+            share = max(bound.share, min(MARGIN * error.share, MOST), 2 * error.share)
+            wider.append(Bound(t, share, spread=False))
         return difference(expected, got, wider)
-
-    def width(self, error, x) -> float:
-        return width(error.t, x.dtype, self.tolerance)
 
     def choose_perturbation(self):
         """Measure the bounds of trial 0, and perturb parameters in a way that the reference can take."""
@@ -272,90 +274,61 @@ class Reference:
             again = self.run(self.example, 1).leaves
         if compare(leaves, again, [Bound(MOST, MOST)] * len(leaves)):
             raise TaskError("its output is random (dropout in training mode?), so no kernel can be compared with it")
-        errors, self.missing = self.measure(0, False)
-        constructed = list(map(self.width, errors, leaves.values()))
-        self.widths = {False: constructed, True: constructed}
-        self.jumps = [e.share for e in errors]
+        self.dtypes = [x.dtype for x in leaves.values()]
+        self.missing = missing(leaves)
+        constructed = self.measure(self.constructed)
+        self.found = {False: constructed, True: constructed}
         for flip in True, False:
             self.perturbed = {name: self.perturb(name, tensor, flip) for name, tensor in self.constructed.items()}
             if all(map(is_same, self.perturbed.values(), self.constructed.values())):
                 return
             with contextlib.suppress(Exception):
-                errors, missing = self.measure(0, True)
-                limits = [max(MOST, t) for t in constructed]
+                errors = self.measure(self.perturbed)
+                limits = [max(MOST, width(e.t, dtype, self.tolerance)) for e, dtype in zip(constructed, self.dtypes)]
                 sound = all(e.t <= t and e.share <= MOST for e, t in zip(errors, limits))
-                if sound and missing <= 2 * self.missing:
-                    self.widths[True] = list(map(self.width, errors, leaves.values()))
-                    self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
+                if sound and self.takes(0):
+                    self.found[True] = errors
                     return
         self.perturbed = self.constructed
         self.notes.append("parameters were not perturbed: the reference fails with others")
 
     def choose_structure(self):
         """Choose the structures of inputs, and their strengths: all of them, but for what the reference cannot take."""
-        if all(domain.kind == "fixed" for domain in self.domains):
-            return
         self.strengths = dict.fromkeys(STRUCTURES, STRENGTH)
-        while self.strengths and (trial := self.first_failure(1, 2, 3, 4)):
-            before = {name: strength for name, strength in self.strengths.items() if name != AS_DRAWN}
-            good = self.harmless(before, trial)
-            if good == before:  # each by itself is, but not all of them together
-                good = {name: WEAK if name in STRONG else strength for name, strength in before.items()}
-            if good == before:
-                good = {name: strength for name, strength in before.items() if name not in STRONG}
-            self.strengths = good | {AS_DRAWN: 1.0} if good and good != before else {}
-        if dropped := [name for name in STRUCTURES if name not in self.strengths]:
-            what = f"rows of some kinds ({', '.join(dropped)})" if self.strengths else "structure"
-            self.notes.append(f"inputs had no {what}: the reference fails on them")
+        failing = [trial for trial in range(1, 5) if not self.takes(trial)]
+        if not failing:
+            return
+        kept = {}
+        for name in STRUCTURES:
+            for strength in (STRENGTH, WEAK) if name in STRONG else (STRENGTH,):
+                self.strengths = {name: strength}
+                if name not in kept and all(map(self.takes, failing)):
+                    kept[name] = strength
+        self.strengths = kept
+        if dropped := [name for name in STRUCTURES if name not in kept]:
+            self.notes.append(f"inputs had no rows of some kinds ({', '.join(dropped)}): the reference fails on them")
 
-    def harmless(self, strengths, trial) -> dict:
-        """Those of these structures that the reference can take by themselves in a trial; strong ones may be weaker.
+    def takes(self, trial) -> bool:
+        """Can the reference take the inputs of a trial: is its answer as finite as in trial 0?
 
-        Each kind is tried as a whole, and one by one only if that is too much.
+        As with candidates, parameters are perturbed but for the last trial.
         """
-        good = {}
-        for kind, weaker in (STRONG, False), (STRONG, True), (PLAIN, False), (NEAR_ZERO, False):
-            rest = {name: strength for name, strength in strengths.items() if name in kind and name not in good}
-            if weaker:
-                rest = dict.fromkeys(rest, WEAK)
-            for tried in [rest, *({name: strength} for name, strength in rest.items())]:
-                self.strengths = tried
-                if tried and good.keys().isdisjoint(tried) and not self.first_failure(trial):
-                    good |= tried
-        return good
+        with contextlib.suppress(Exception), self.lock():
+            self.load(perturbed=trial < 4)
+            return missing(self.run(self.inputs("finite", trial), 0).leaves) <= 2 * self.missing
+        return False
 
-    def first_failure(self, *trials) -> int:
-        """The first of these trials that the reference cannot take, or 0.
-
-        It must be as finite and nearly as accurate as in trial 0. As with candidates, parameters are perturbed but for
-        the last trial.
-        """
-        for trial in trials:
-            perturbed = trial < 4
-            try:
-                errors, missing = self.measure(trial, perturbed)
-            except Exception:
-                return trial
-            # An honest kernel may err as much as the reference, so half of the bound is left to each.
-            limits = [(max(bound.t / MARGIN, t / 2), max(MOST / MARGIN, share)) for bound, t, share in zip(
-                self.bounds(trial, perturbed), self.widths[perturbed], self.jumps)]
-            if missing > 2 * self.missing or any(e.t > t or e.share > share for e, (t, share) in zip(errors, limits)):
-                return trial
-            self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
-        return 0
-
-    def measure(self, trial, perturbed) -> tuple:
-        """`errors` on a trial's inputs; of some structured trials only what is not finite, as float64 takes long."""
+    def measure(self, state) -> list:
+        """`errors` on inputs as they are drawn."""
         with self.lock():
-            inputs = self.inputs("errors", trial)
-            return self.errors(inputs, self.state(perturbed), spread=not trial, looks_closely=trial in (0, 1, 4))
+            return self.errors(self.inputs("errors", 0), state, spread=True)
 
-    def errors(self, inputs, state, spread, looks_closely=True) -> tuple:
-        """(e and share of jumps of each compared tensor, largest share of one's values that are not finite)."""
+    def errors(self, inputs, state, spread) -> list:
+        """e of each compared tensor, and the share of its values that jump, as a Bound."""
         self.restore(state)
         leaves = self.run(inputs, 0).leaves
-        exact = self.in_double(inputs, state, leaves) if looks_closely else leaves
-        errors, missing = [], 0.0
+        exact = self.in_double(inputs, state, leaves)
+        errors = []
         for name, x in leaves.items():
             found = errors_of(x, exact[name], spread)
             jumps = found > MOST
@@ -363,8 +336,7 @@ class Reference:
             noise = share > 0.5 and not is_exact(x)
             worst = float(found.max() if noise else torch.where(jumps, 0.0, found).max())
             errors.append(Bound(worst, 0.0 if noise else share))
-            missing = max(missing, 1 - int(x.isfinite().sum()) / max(x.numel(), 1))
-        return errors, missing
+        return errors
 
     def in_double(self, inputs, state, leaves) -> dict:
         """What the reference computes in float64 on inputs nearby, or `leaves` where it cannot."""
@@ -417,6 +389,11 @@ def seed_everything(seed):
 
 def state_of(model) -> dict:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def missing(leaves) -> float:
+    """The largest share of a tensor's values that are not finite."""
+    return max([1 - int(x.isfinite().sum()) / max(x.numel(), 1) for x in leaves.values()], default=0.0)
 
 
 def structure(tree) -> str:

@@ -111,7 +111,6 @@ def chance(x, share):
     return torch.rand(x.shape, device=x.device) < share
 
 
-AS_DRAWN = "as drawn"
 # name: function of rows, their domain's kind, and an amount for each row
 STRONG = {
     "high": up,
@@ -156,7 +155,7 @@ def vary(x, domain, trial, start, strengths):
     rows = turned.reshape(-1, math.prod(turned.shape[-len(within):])) * sign
     for number, name in enumerate(names):
         part = rows[(number - start - trial * len(rows)) % len(names)::len(names)]
-        if name != AS_DRAWN and len(part):
+        if len(part):
             uniform = torch.rand(len(part), 1, device=x.device)
             # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
             exponent = torch.where(uniform < 0.5, 0.15 + 0.7 * uniform, 1.0)

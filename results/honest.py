@@ -5,7 +5,7 @@
 results/honest/index.json lists them; each has a folder with candidate.py, its kernel, and, unless the problem is a
 built-in one, task.py. Our own expert wrote the kernels (for 38 built-in problems and for 59 synthesised ones), with
 every technique that it knew.
-results/measured_clock/agreement_80.json has the speedup of each on an H200. Both clocks found each of them correct.
+results/measured_clock/agreement.json has the speedup of each on an H200. Both clocks found each of them correct.
 """
 
 import argparse

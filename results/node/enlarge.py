@@ -15,12 +15,35 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "results")]
+sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config  # noqa: E402
 
-from rollout_speed import SHAPES, qwen3_shape, random_model  # noqa: E402
+SHAPES = {  # layers, width, query heads, key/value heads, head dimension, feed-forward, vocabulary, tied embeddings
+    "14b": (40, 5120, 40, 8, 128, 17408, 151936, False),
+    "8b": (36, 4096, 32, 8, 128, 12288, 151936, False),
+    "4b": (36, 2560, 32, 8, 128, 9728, 151936, True),
+    "1.7b": (28, 2048, 16, 8, 128, 6144, 151936, True),
+    "0.6b": (28, 1024, 16, 8, 128, 3072, 151936, True),
+    "tiny": (6, 256, 4, 1, 64, 896, 2048, True),  # checkpoints/tiny itself
+}
+
+
+def qwen3_shape(name) -> dict:
+    """One of SHAPES as arguments of Qwen3Config."""
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "intermediate_size", "vocab_size", "tie_word_embeddings")
+    return dict(zip(names, SHAPES[name]))
+
+
+def random_model(shape, device="cuda"):
+    """A Qwen3 of one of SHAPES with random weights in bfloat16, made on the device."""
+    config = Qwen3Config(**qwen3_shape(shape), max_position_embeddings=40960, eos_token_id=None, pad_token_id=0,
+                         bos_token_id=None)
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
 def enlarge(small, **shape):

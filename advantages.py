@@ -22,6 +22,7 @@ and no KL term. Symbols, in this file:
     n_it         number of tokens of turn t of rollout i
     M            number of tokens of a micro-batch
     l_n, rho_n   of token n: its loss, and the trainer's probability of it divided by the sampler's
+    q            geometric mean of rho over a rollout's tokens
 """
 
 import math
@@ -33,7 +34,7 @@ import torch
 
 DUAL_CLIP = 3.0  # dual clip: for A < 0 a token's loss is at most 3 |A|, however large its ratio has become
 DIVISOR_FLOOR = 0.05  # least divisor of cross_scheme: timing noise of a few percent must not become an advantage
-MRS_BAND = 1e-3  # most that g, a rollout's geometric mean of rho, may differ from 1
+MRS_BAND = 1e-3  # most that q may differ from 1
 MRS_LEAST = 1e-4  # the least rho that a token may have
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ class Baseline:
     """What a return is compared with. recipes.py adds another one to BASELINES."""
 
     subtract: Callable  # subtract(returns of a group) gives their advantages
-    group: Callable = same_turn  # group(t) names the group of a task's turns t
+    group: Callable = same_turn  # group(t) is the name of the group to which a task's turn t belongs
 
 
 BASELINES = {"leave-one-out": Baseline(leave_one_out), "group-mean": Baseline(group_mean)}
@@ -134,7 +135,7 @@ def cross_scheme(advantages, tokens) -> list[list]:
     """
     total = 0
     weighted = 0.0
-    for t in range(max(map(len, advantages), default=0)):  # sums turn by turn: another order may round otherwise
+    for t in range(max(map(len, advantages), default=0)):  # turn by turn: the sum's last digit depends on the order
         for row, counts in zip(advantages, tokens):
             if t < len(row) and row[t] is not None:
                 total += counts[t]
@@ -179,17 +180,17 @@ def mismatched(drifts) -> list[bool]:
     drifts: for each reply a tensor (n_it,) of log rho, the trainer's log-probabilities minus the sampler's. They are
     those of replies that are trained on. Masked replies, and those with an advantage of 0, are not among them.
 
-        g = exp(mean of log rho over all tokens of drifts)
-        all replies are rejected unless 0.999 <= g <= 1.001; a single one is rejected if a token has rho < 1e-4
+        q = exp(mean of log rho over all tokens of drifts)
+        all replies are rejected unless 0.999 <= q <= 1.001; a single one is rejected if a token has rho < 1e-4
 
     A reply of Selection or Summary counts as a rollout with one reply.
 
     >>> mismatched([torch.zeros(3), torch.tensor([-9.5, 9.5])])
     [False, True]
     """
-    g = torch.cat(drifts).mean().exp().item()
+    q = torch.cat(drifts).mean().exp().item()
     # Written with `not`, so that a nan counts as a mismatch, too.
-    return [not (abs(g - 1.0) <= MRS_BAND and drift.min().item() >= math.log(MRS_LEAST)) for drift in drifts]
+    return [not (abs(q - 1.0) <= MRS_BAND and drift.min().item() >= math.log(MRS_LEAST)) for drift in drifts]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def credit(episodes, options, generator) -> list[list[Row]]:
 
 
 def mask_turns(trajectories, kept, prs, generator):
-    """Note on every turn why it has no loss. kept: is the task trained on? Void turns have been noted before."""
+    """Fill in `masked`: why a turn has no loss. kept: is the task trained on? Void turns have it already."""
     turns = []
     for trajectory in trajectories:
         turns += trajectory.turns

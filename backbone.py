@@ -105,6 +105,8 @@ class Backbone(Chat):
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
             raise UserError(f"{path}: no such model folder")
+        if Path(path, "checkpoint").exists():
+            raise UserError(f"{path}: a run, whose model is {path}/checkpoint")
         try:
             config = AutoConfig.from_pretrained(path)
             tokenizer = AutoTokenizer.from_pretrained(path)

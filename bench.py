@@ -39,8 +39,8 @@ Files in --out:
     fast_p.png        Fast_p by p
     report.html       all of it in a browser, every reply included
 
-After a kill the same command continues where it was: no reply is sampled again, no kernel judged again. The other
-samples of an interrupted batch get new random numbers, so the results differ from those of an uninterrupted run.
+After a kill the same command continues where it was: no reply is sampled again, no kernel judged again. What an
+interrupted batch still has to sample gets new random numbers, so the results differ from an uninterrupted run's.
 """
 
 if __name__ == "__main__":
@@ -64,6 +64,7 @@ from command.options import check_name, check_together, complete, option, parse,
 class Options:
     """The command line. `start` chooses most values that are None."""
 
+    # The first option of each group in --help, and the group's heading
     GROUPS: ClassVar = {"level": "which problems, and what the prompts hold", "samples": "how much the model may try",
                         "tolerance": "what counts as correct, and as fast",
                         "temperature": "sampling (paper: replies of at most 8,192 tokens, prompts of at most 24,576)",
@@ -75,7 +76,7 @@ class Options:
     model: str = option("checkpoints/tiny", "model folder or hub id")
     server: str = option(None, "ask a model behind this server (vLLM, SGLang, transformers serve)", metavar="URL")
     served_model: str = option(None, "the model there (default: the first that it lists)", metavar="NAME")
-    library: str = option(None, "skills of this snapshot (default: the model's own; with --server none)", metavar="FILE")
+    library: str = option(None, "skills of this snapshot (default: the model's; with --server none)", metavar="FILE")
     no_skills: bool = option(False, "ablation: inject no skills")
     bm25_only: bool = option(False, "ablation: inject BM25's first 3 skills, without the Selection role")
     prompts: str = option(None, "file or folder of prompts", metavar="FILE")
@@ -86,7 +87,7 @@ class Options:
                            "another name in policy.STRATEGIES")
     tokens: int = option(None, "most tokens of a sample's replies (default: turns x longest reply)", above_0=True)
     tolerance: float = option(1e-4, "relative, of outputs; papers before 2026: 1e-2", above_0=True, most=1)
-    device: str = option(None, "cuda measures, cpu models times (default: cuda if there is a GPU)", choices=["cpu", "cuda"])
+    device: str = option(None, "cuda measures, cpu models times (default: cuda if there)", choices=["cpu", "cuda"])
     baseline: str = option("eager", "what to be faster than; compile: torch.compile", choices=["eager", "compile"])
     timeout: float = option(60.0, "seconds for a candidate", above_0=True, most=86_400)
     temperature: float = option(1.0, "of the Policy, with more than one sample", above_0=True)
@@ -134,7 +135,6 @@ class Attempt:
     verdict: Verdict
     tokens: int = 0  # number of sampled tokens, those of the strategy's advice included
     advice: str = ""  # the strategy's, after this attempt
-    repeats: bool = False  # the strategy has refused the kernel: this attempt does not count
 
 
 @dataclass
@@ -145,11 +145,6 @@ class Sample:
     index: int  # 0 .. samples - 1
     skills: list[str]  # names of the skills in the prompt
     turns: list[Attempt]
-
-    @property
-    def scored(self) -> list[Attempt]:
-        """The attempts that count: all but those whose kernel the strategy has refused."""
-        return [attempt for attempt in self.turns if not attempt.repeats]
 
 
 def sample_record(line) -> Sample:
@@ -199,7 +194,7 @@ def figures(samples, counted, rule) -> dict:
     """
     correct, credited, estimates = [], [], []  # one entry for each sample; estimates: by the standard rule
     for sample in sum(samples.values(), []):
-        attempts = sample.scored if counted == "best turn" else sample.scored[-1:]  # those that count
+        attempts = sample.turns if counted == "best turn" else sample.turns[-1:]  # those that count
         correct.append(any(map(is_correct, attempts)))
         credited.append(max(speed(attempt, rule) for attempt in attempts))
         estimates.append(max(map(speed, attempts)))
@@ -223,12 +218,12 @@ def problem_figures(samples) -> dict:
 
     roofline: the best attempt's share of the GPU's peak memory bandwidth or of its peak arithmetic, the larger one.
     """
-    attempts = sum((sample.scored for sample in samples), [])
+    attempts = sum((sample.turns for sample in samples), [])
     errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
     del errors[""]  # attempts without an error
     best = max(attempts, key=speed)
     roofline = max(best.verdict.bandwidth or 0.0, best.verdict.arithmetic or 0.0) if speed(best) else 0.0
-    return {"correct": sum(any(map(is_correct, sample.scored)) for sample in samples), "best_speedup": speed(best),
+    return {"correct": sum(any(map(is_correct, sample.turns)) for sample in samples), "best_speedup": speed(best),
             "roofline": roofline, "error": max(errors, key=errors.get, default="")}
 
 
@@ -309,7 +304,7 @@ def open_folder(folder, config) -> dict:
         groups.setdefault(task, []).append(sample)
     done = {task: group for task, group in groups.items() if len(group) == config["samples"]}
     write_atomically(folder / "results.jsonl", lines(done))  # without what a kill has cut off
-    answers = [json.dumps(line) + "\n" for line in read_lines(folder / UNFINISHED)]
+    answers = [json.dumps(line) + "\n" for line in read_lines(folder / UNFINISHED) if line["sample"][0] not in done]
     write_atomically(folder / UNFINISHED, "".join(answers))
     return done
 
@@ -322,8 +317,8 @@ def lines(samples) -> str:
 def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
     """Roll out every task that is not in `done`, and append its samples to `path`. Returns {task: [Sample, ...]}.
 
-    done: the problems that are complete; this function adds those that it rolls out, and prints a line for each. Each
-    of several ranks takes every N-th batch, and appends whole lines to the same files.
+    done: the problems that are complete; this function adds those that it rolls out, and prints a line for each. The
+    batches are dealt out to the ranks in turn; each rank appends whole lines to the same files.
     """
     tasks_left = [task for task in tasks if task.name not in done]  # they are incomplete
     size = max(1, min(options.batch // options.samples, math.ceil(len(tasks_left) / ranks.count())))  # no rank is idle
@@ -388,7 +383,7 @@ def sample_batch(model, library, sandbox, tasks, options, unfinished):
 def attempt_of(turn) -> Attempt:
     """What results.jsonl keeps of a policy.Turn."""
     tokens = len(turn.completion.token_ids) + turn.advice_tokens
-    return Attempt(turn.completion.text, turn.verdict, tokens, turn.advice, turn.repeats)
+    return Attempt(turn.completion.text, turn.verdict, tokens, turn.advice)
 
 
 def write_answer(path, sample, answer):
@@ -434,8 +429,8 @@ def main(argv=None) -> int:
                  "skills": "no skills" if library is None else f"skills out of {len(library)}"}
         facts |= levels.provenance(options.device)
         found = sum(map(len, done.values()))  # samples of an earlier, interrupted command
-        print(f"{folder}: {levels.heading(facts)}\n{found} samples found. Interrupted, the same command continues.",
-              flush=True)
+        print(f"{folder}: {levels.heading(facts)}\n{found} samples found, and {len(read_lines(folder / UNFINISHED))} "
+              "replies and verdicts of others. Interrupted, the same command continues.", flush=True)
         with page_if_interrupted(folder, facts["command"]):
             samples = evaluate(model, library, sandbox, tasks, options, done, folder / "results.jsonl")
     if options.server:

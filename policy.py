@@ -55,7 +55,6 @@ class Turn:
     verdict: Verdict
     advice: str = ""  # text that a Strategy (below) adds to the feedback in the next prompt
     advice_tokens: int = 0  # tokens that the model sampled for it
-    repeats: bool = False  # the Strategy has refused this kernel: it was not judged and does not count
     reward: float | None = None  # filled in by reward_turns
     advantage: float | None = None  # filled in by advantages.credit; None for a void turn, which is in no group
     masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group"; MRS masks an advantages.Row
@@ -81,12 +80,15 @@ class Trajectory:
 
 
 def policy_messages(task, skills) -> list[dict]:
-    """The first turn's prompt: the full text of the chosen skills in the system message, the task in the user's."""
+    """The first turn's prompt: the task, and the full text of the chosen skills.
+
+    The skills end the system message, or stand where `policy_user` in another file of prompts has `__skills__`.
+    """
     block = "\n\n".join(skill_text("skill", skill) for skill in skills).strip()
     if block:
         block = PROMPTS["skill_injection_header"] + block + PROMPTS["skill_injection_footer"]
     messages = role_messages("policy", task_description=task.source.strip(), skills=block + "\n\n" if block else "")
-    if "__skills__" not in PROMPTS["policy_user"]:  # a user's prompts without a place for skills
+    if "__skills__" not in PROMPTS["policy_user"]:  # as in chat/prompts.yaml
         messages[0]["content"] += block
     return messages
 
@@ -134,11 +136,6 @@ def as_sampled(reply) -> str:
     return reply
 
 
-def refuse_nothing(code, turns) -> str | None:
-    """Every kernel is judged."""
-    return None
-
-
 def no_advice(model, trajectory, longest):
     """Ask the model nothing between a verdict and the next prompt: yield nothing."""
     yield from ()
@@ -146,11 +143,10 @@ def no_advice(model, trajectory, longest):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a rollout goes on after its first attempt: four functions. The defaults are the paper's training."""
+    """How a rollout goes on after its first attempt. The defaults are the paper's training."""
 
     show: Callable = show_all  # (turns so far, torch.Generator) -> those that the next prompt shows, in order
     retell: Callable = as_sampled  # an earlier reply's text -> the text that later prompts show
-    refuse: Callable = refuse_nothing  # (code, turns so far) -> a reason not to judge this kernel, or None
     advise: Callable = no_advice  # (model, trajectory, longest prompt): a coroutine like `play`. It may yield Prompts
     #                               and set the last turn's `advice`
     same_prompts: bool = False  # can two attempts have the same prompt? If so, bench.py never samples greedily
@@ -172,7 +168,7 @@ print_once = functools.cache(print)  # prints each text only the first time
 class Limits(NamedTuple):
     """When a rollout ends."""
 
-    turns: int  # T: attempts, without those that the strategy refuses
+    turns: int  # T
     prompt_tokens: float = math.inf  # no reply is sampled to a longer prompt
     tokens: float = math.inf  # a rollout that has sampled so many gets no further turn
 
@@ -190,17 +186,13 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
     while len(prompt) <= limits.prompt_tokens:
         reply = yield Prompt(prompt)
         code = extract_code(reply.text)
-        reason = strategy.refuse(code, trajectory.turns) if code else None
-        if reason:
-            verdict = not_judged(sandbox, reason)
-        elif code:
+        if code:
             verdict = yield Kernel(trajectory.task, code)
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)
-        trajectory.turns.append(Turn(reply, code, verdict, repeats=bool(reason)))
-        attempts = sum(not turn.repeats for turn in trajectory.turns)
-        if attempts >= limits.turns or trajectory.tokens >= limits.tokens:
+        trajectory.turns.append(Turn(reply, code, verdict))
+        if len(trajectory.turns) >= limits.turns or trajectory.tokens >= limits.tokens:
             return
         yield from strategy.advise(model, trajectory, limits.prompt_tokens)
         shown = strategy.show(trajectory.turns, generator)
@@ -210,9 +202,9 @@ def play(model, sandbox, trajectory, prompt, limits, strategy, generator):
 def next_prompt(model, trajectory, shown, strategy) -> list[int]:
     """Token ids of the next prompt: the first prompt's messages, and the attempts that are shown.
 
-    If all attempts are shown as they were sampled, the prompt extends the last one token by token. The update then
-    computes all turns of the rollout in one forward pass. If `retell` has changed the last reply, next_ids encodes all
-    messages anew.
+    If all attempts are shown as they were sampled, the prompt begins with the tokens of the last prompt and its reply.
+    The update then computes all turns of the rollout in one forward pass. If `retell` has changed the last reply,
+    next_ids encodes all messages anew.
     """
     messages = policy_messages(trajectory.task, trajectory.skills)
     for turn in shown:
@@ -222,17 +214,16 @@ def next_prompt(model, trajectory, shown, strategy) -> list[int]:
     return model.chat_ids(messages)
 
 
-def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
+def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy()):
     """A Trajectory for each job, in their order (paper: T = 3 turns, temperature 1.0). A job is a (task, skills) pair.
 
-    Each rollout has up to `turns` turns. It ends earlier once it has sampled `budget` tokens, or if its next prompt is
-    too long. If a job's first prompt has more than sampling.max_prompt_tokens, its one turn says so. If a task cannot
-    be run, only its own rollouts fail.
+    Each rollout has up to `turns` turns. It ends earlier if its next prompt is too long. If a job's first prompt has
+    more than sampling.max_prompt_tokens, its one turn says so. If a task cannot be run, only its own rollouts fail.
 
     sampling      a backbone.Sampling
     generator     a torch.Generator for all sampling; an equal state gives equal rollouts
     """
-    limits = Limits(turns, sampling.max_prompt_tokens or math.inf, budget)
+    limits = Limits(turns, sampling.max_prompt_tokens or math.inf)
     trajectories, plays = begin_rollouts(model, sandbox, jobs, limits, generator, strategy)
     with model.sampler(sampling, generator) as sampler:
         for _ in play_in_waves(sampler, sandbox, plays):
@@ -241,7 +232,7 @@ def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Stra
 
 
 def begin_rollouts(model, sandbox, jobs, limits, generator=None, strategy=Strategy()) -> tuple[list, list]:
-    """An empty Trajectory for each (task, skills) job, and the `play` that will fill it."""
+    """(an empty Trajectory for each job, the `play` of each, which will fill it)."""
     expect("kernels judged", len(jobs) * limits.turns)
     # All rollouts of a scheme begin with the same prompt.
     first_prompt = functools.cache(lambda task, skills: model.chat_ids(policy_messages(task, skills)))
@@ -277,11 +268,11 @@ def play_in_waves(sampler, sandbox, plays):
             futures[number].add_done_callback(lambda _: count("kernels judged"))
 
     for number in range(len(plays)):
-        resume(number)  # to its first prompt, or to the first question that `continued` does not know the answer to
+        resume(number)  # to its first request: a Prompt, or in a benchmark that is `continued` perhaps a Kernel
         if number not in requests:
             yield number
         submit(number)
-    while requests:  # all are Prompts after the first wave, since each wave answers all of its Kernels
+    while requests:  # here each request is a Prompt, or before the first wave a submitted Kernel
         prompts = {number: requests[number].ids for number in sorted(requests) if number not in futures}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
@@ -301,10 +292,10 @@ def play_in_waves(sampler, sandbox, plays):
 
 
 def continued(play, known, keep):
-    """A play whose first answers are known, because an earlier program was interrupted: it asks only for the others.
+    """The same play in a benchmark that was interrupted (bench.py). It asks only for answers that are not yet known.
 
-    known: the records of those answers, in their order. keep is called with the record of each other answer. A record
-    can be written as JSON. It has no prompt, since the play itself makes the prompts.
+    known: records of the first answers, in their order. keep(record) is called for each further answer. A record can be
+    written as JSON. It has no prompt, since the play itself makes the prompts.
     """
     records, answer = iter(known), None
     with contextlib.suppress(StopIteration):  # the play has ended
@@ -392,7 +383,7 @@ def mean(values) -> float | None:
 
 
 def rollout_metrics(trajectories) -> dict:
-    """What metrics.jsonl says of a step's rollouts, or (with eval_ before each name) of the evaluation's.
+    """What metrics.jsonl says of a step's rollouts. An evaluation's have eval_, with_ or without_ before each name.
 
     A rollout counts by its fastest correct turn. A rollout without a correct turn has speedup 0, so it passes no
     threshold. A mean over nothing is None.
@@ -401,7 +392,7 @@ def rollout_metrics(trajectories) -> dict:
         correct         share of rollouts with a correct turn
         fast_1          Fast_1: share of rollouts that are correct and faster than PyTorch
         fast_1.2        Fast_1.2: the same, more than 1.2x as fast
-        speedup         mean over rollouts with a correct turn of its speedup
+        speedup         mean speedup of the rollouts that have a correct turn
         correct_first   share of rollouts whose first turn is correct
         coverage        mean over correct turns of Verdict.coverage, the share of time in own kernels that matter
         cheats          share of turns whose kernel was rejected as a cheat

@@ -21,7 +21,6 @@ A reward and a recipe that uses it, in two lines:
     RECIPES["mine"] = dict(reward="speed", gamma=0.5)
 """
 
-import ast
 import functools
 import statistics
 
@@ -164,30 +163,15 @@ def ranked_parent(turns, generator=None, first=4, population=5) -> list:
     core/method.py). The `first` attempts are the first generation and see no parent, nor do attempts before the first
     correct one.
     """
-    parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)
-    parents = parents[:population]
+    distinct = {turn.code: turn for turn in turns if turn.verdict.correct}  # of equal kernels the last one
+    parents = sorted(distinct.values(), key=lambda turn: -turn.verdict.speedup)[:population]
     if len(turns) < first or not parents:
         return []
     chances = 1 / torch.arange(len(parents), 2.0 * len(parents), device=generator.device if generator else "cpu")
     return [parents[torch.multinomial(chances, 1, generator=generator)]]
 
 
-def refuse_repeat(code, turns) -> str | None:
-    """Refuse a kernel that an earlier attempt has written. See policy.Strategy.refuse."""
-    earlier = {normalised(turn.code) for turn in turns if turn.code}
-    return "an earlier attempt had the same kernel" if normalised(code) in earlier else None
-
-
-@functools.cache
-def normalised(code) -> str:
-    """The code in a normal form: kernels that differ only in comments, blank lines and layout become equal."""
-    try:
-        return ast.unparse(ast.parse(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: thousands of nested operators
-        return " ".join(code.split())
-
-
-STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=refuse_repeat, same_prompts=True, least_turns=5)
+STRATEGIES["evolve"] = Strategy(show=ranked_parent, same_prompts=True, least_turns=5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -195,7 +179,7 @@ STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=refuse_repeat, same_p
 
 def release_feedback(verdict) -> str:
     """The verdict and its reward, by the run's --reward, as JSON."""
-    return json_feedback(verdict, REWARDS[PROMPTS["shown_reward"]].of(verdict))
+    return json_feedback(verdict, REWARDS[PROMPTS["shown_reward"]](verdict))
 
 
 VERDICT_FORMS["json"] = release_feedback

@@ -17,8 +17,10 @@ scheme has no skills. Every reply gets a return G. Its advantage compares G with
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
-r_t is the reward of turn t; the options below explain the other symbols. `train` is the step, and the functions after
-it are its phases, in their order. results/faithful.md lists what the authors' release does differently.
+r_t is the reward of turn t; the options below explain the other symbols. A rollout *triggers* summaries if its first
+kernel is correct and its best one at least g times as fast as PyTorch and as that first one. An operator is *redundant*
+where leaving it out changes no result, as a flip directly before a sum. `train` is the step, and the functions after it
+are its phases, in their order. results/faithful.md lists what the authors' release does differently.
 """
 
 if __name__ == "__main__":
@@ -41,7 +43,7 @@ class Options:
     """
 
     GROUPS: ClassVar = {"out": "the run", "model": "model and tasks", "steps": "sizes (paper's symbol: meaning)",
-                        "recipe": "recipe, reward and baseline", "skills": "ablations"}
+                        "recipe": "recipe, reward and baseline", "skills": "ablations"}  # first option -> heading
 
     out: str = option("", "folder of the run (default: runs/<date and time>)", metavar="DIR")
     resume: bool = option(False, "continue the run in --out from its last checkpoint")
@@ -50,7 +52,7 @@ class Options:
     eval_every: int = option((2, 10, 0), "steps between evaluations on redundant operators (0: before and after alone)")
     eval: str = option("all", "which problems are evaluated", choices=("all", "redundant", "none"))
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
-    tasks: str = option("synth", "synth, builtin, a folder, or a parquet file as hkust-nlp/drkernel-rl-data")
+    tasks: str = option("synth", "synth (synthesised), a folder, or a parquet file as hkust-nlp/drkernel-rl-data")
     prompts: str = option("", "YAML file as chat/prompts.yaml, or a folder of them")
     thinking: bool = option(False, "let replies begin with thoughts, if the chat template can switch them on and off")
     offload: bool = option(False, "keep the optimiser's state in the host's memory")
@@ -69,7 +71,7 @@ class Options:
     baseline: str = option("leave-one-out", "what a return is compared with: a name in advantages.BASELINES")
     skills: bool = option(True, "select and write skills; without, all (k + 1) n rollouts see the bare task")
     bm25_only: bool = option(False, "every scheme has BM25's first 3 skills; no Selection role")
-    no_verify: bool = option(False, "stage a task's first well-formed skill unverified; its summary has return 1")
+    no_verify: bool = option(False, "stage a task's first well-formed skill unverified; a summary with one has G = 1")
     freeze_selection: bool = option(False, "Selection is used but not trained")
     freeze_summary: bool = option(False, "Summary is used but not trained")
 
@@ -83,14 +85,15 @@ class Options:
     mask_void: bool = setting(True, "a turn that fails after a success is void: no loss, in no baseline")
     min_std: float = setting(1e-3, "skip a group whose rewards deviate less (Policy: a task, by its last turns)")
     cross_scheme: bool = setting(True, "cross-scheme advantages: divide a task's advantages by their mean magnitude")
-    min_gain: float = setting(1.2, "g: a kernel must be g times faster to trigger a summary, or to verify a skill")
+    min_gain: float = setting(1.2, "g: factor over PyTorch and turn 1 that triggers summaries, or verifies a skill")
     selection_weight: float = setting(0.3, "lambda_sel: weight of Selection's advantages")
     summary_weight: float = setting(0.5, "lambda_sum: weight of Summary's advantages")
     clip_low: float = setting(0.2, "epsilon_low: the ratio rho is clipped at 1 - this", most=1)
     clip_high: float = setting(0.28, "epsilon_high: the ratio rho is clipped at 1 + this")
     grad_clip: float = setting(1.0, "largest norm of the gradient", above_0=True)
     temperature: float = setting(1.0, "of all sampling in training")
-    oversample: int = setting((1, 1, 2), "tasks rolled out for each of B; the first B that vary are kept", above_0=True)
+    oversample: int = setting((1, 1, 2), "this x B tasks are rolled out; the first B whose rewards vary train Policy",
+                              above_0=True)
     selection_tokens: int = setting((250, 400, 1024), "most tokens of a Selection reply", above_0=True)
     summary_tokens: int = setting((600, 1000, 2048), "most tokens of a Summary reply", above_0=True)
     trials: int = setting((3, 5, 5), "correctness trials for each kernel, with fresh inputs", above_0=True)
@@ -207,7 +210,7 @@ def roll_out(run, episodes, schemes, n, sampling, generator) -> list[Episode]:
 
     The first schemes are the task's selections. The others, up to the number `schemes`, are null schemes: one in
     training, all of them with --no-skills, so that the number of rollouts stays the same. With several ranks each rolls
-    out some of the schemes. Then each rank gets every N-th episode, complete; `train` gathers them again.
+    out some of the schemes. Then the complete episodes are dealt out in turn; `train` gathers them again.
     """
     jobs = []  # (task, skills) of each rollout: a task's rollouts together, scheme by scheme
     for episode in episodes:
@@ -279,7 +282,7 @@ def update(model, optimizer, chains, options) -> dict:
     divisor = options.loss_scale * LOSS_MEANS[options.loss_mean](flat(chains))
     trained = []  # the chains, without the rows that need no gradient
     for chain in chains:
-        trained.append([row for row in chain if row.advantage and not row.masked])  # PRS has masked
+        trained.append([row for row in chain if row.advantage and not row.masked])  # masked so far: by PRS
     # Sorted by length and dealt out in turn, so that all ranks get about the same number of tokens.
     own = ranks.share(sorted(filter(None, trained), key=lambda chain: len(chain[-1].completion.prompt_ids)))
     loss, ratio_off = 0.0, 0.0
@@ -344,8 +347,8 @@ def flush(run, episodes):
 def evaluate_if_due(run, step) -> dict:
     """Metrics of the evaluations that are due after `step` complete steps; 0 is the model before training.
 
-    eval_*: the built-in problems, before and after training. with_*, without_*: the problems with redundant operators,
-    with the library and without it, every --eval-every steps, too.
+    eval_*: the built-in problems, before and after training. with_*, without_*: those on redundant operators, with and
+    without the library. They come before and after training, and every --eval-every steps.
     """
     options, line = run.options, {}
     if options.eval == "none":
@@ -364,7 +367,7 @@ def evaluate(run, name, problems, schemes, step) -> dict:
     The first scheme is one greedy selection, the second the null scheme. A rollout has T turns, as in training (paper).
     """
     options, line = run.options, {}
-    # The evaluation has its own generator, so that it does not change how training goes on.
+    # Greedy selection draws nothing, rollouts draw from this generator: training goes on as without an evaluation.
     generator = torch.Generator(run.model.device).manual_seed((options.seed * 1_000_003 + step) % 2**63)
     sampling = Sampling(options.policy_tokens, 0.0 if options.eval_samples == 1 else 1.0, top_p=0.95,
                         max_prompt_tokens=options.prompt_tokens)

@@ -8,6 +8,7 @@ The folder of a run, --out of reinforce.py:
     metrics.jsonl                          one object a step; step_metrics says what each number means
     rollouts/step_N.jsonl                  first prompts, and every reply, verdict, selection, proposal and rejection
     rollouts/eval_N.jsonl                  the same for the evaluation after step N
+    rollouts/redundant_N.jsonl             the same for the evaluation on redundant operators after step N
     skill_library/global_step_N.jsonl      the library after step N
     checkpoint -> checkpoint_N/            a model folder with its skill library (bench.py loads it), and trainer.pt:
                                            all that --resume needs
@@ -27,17 +28,25 @@ if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threa
     from command.process import begin
     begin()
 
-import argparse
 import contextlib
 import functools
 import itertools
 import json
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from command.options import Parser
+
+PARSER = Parser(description="A run or a benchmark as one HTML page, or several side by side.")
+PARSER.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="--out of reinforce.py or of bench.py; the "
+                    "page of one is DIR/report.html, that of several comparison.html in the first")
+if __name__ == "__main__" and {"-h", "--help"}.intersection(sys.argv):
+    PARSER.parse_args()  # --help needs no torch, whose import takes seconds
 
 import torch
 from tqdm import tqdm
@@ -72,13 +81,13 @@ class Run:
     optimizer: torch.optim.Optimizer  # or, with several ranks, ranks.ShardedOptimizer
     generator: torch.Generator  # of all sampling in training
     secret: str = ""  # the inputs of correctness trials follow from it; no candidate may know it
-    step0_done: bool = False  # is step 0, the evaluation before training, in metrics.jsonl already?
+    step0_done: bool = False  # is the evaluation before training already in metrics.jsonl?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     progress: Progress | None = None  # shows the step and its phase, see reinforce.train
     stream: object = None  # iterator over the training tasks of later steps
-    fitness: dict = field(default_factory=dict)  # of the user's tasks, see training.in_random_order
+    fitness: dict = field(default_factory=dict)  # name of a user's task -> why it is left out, or None
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # rank 0 writes files and progress
 
     @property
@@ -185,7 +194,7 @@ def load(out, source, given, configure) -> Run:
     """
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
-        # Weights in a memory-mapped file are aligned otherwise, which may change the last bit of a product.
+        # A copy: weights in a memory-mapped file are aligned otherwise, which may change the last bit of a product.
         parameter.data = parameter.data.clone()
     options = configure(given, model.large)
     model.thinking = options.thinking
@@ -229,11 +238,13 @@ def step_metrics(run, episodes, losses) -> dict:
         step, clock     number of the step; are speedups modelled or measured?
         staged          skills that joined the library, at most one for each task
         library         skills in it afterwards
-        rows            {role: number of replies with an advantage}
-        masked          {reason: number of replies without a loss}. "prs", "mrs" and "void": see advantages.py.
-                        "group": the task is skipped, as its rewards do not vary or B tasks before it were kept
-        the others      policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics, update; seconds
-                        of each phase are added by finish_step, eval_* by reinforce.evaluate_if_due
+        rows            {role: number of replies with an advantage}. More than the loss has: replies of skipped
+                        tasks and of frozen roles count, too
+        masked          {reason: number of replies without a loss}. "prs", "mrs": see advantages.py. "void": see
+                        policy.reward_turns. "group": the task is skipped, as its rewards do not vary or B tasks before
+                        it were kept
+        the others      see policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics and
+                        reinforce.update; finish_step adds `seconds`, reinforce.evaluate_if_due the evaluations
     """
     trajectories, selections, summaries = [], [], []
     for episode in episodes:
@@ -245,7 +256,7 @@ def step_metrics(run, episodes, losses) -> dict:
     line |= selection_metrics(selections, run.initial_names) | summary_metrics(summaries)
     line |= {"staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library)}
     line["rows"] = {"policy": compared(turns), "selection": compared(selections), "summary": compared(summaries)}
-    reasons = Counter(turn.masked for turn in turns)  # None: the turn has a loss
+    reasons = Counter(turn.masked for turn in turns)  # None: not masked before the update
     line["masked"] = {why: reasons[why] for why in ("prs", "void", "group")} | {"mrs": losses.pop("mrs_masked")}
     return line | losses
 
@@ -260,7 +271,7 @@ def finish_step(run, line):
 
     line: what metrics.jsonl gets; the seconds of each phase are added to it. Step 0 is the evaluation before training.
     """
-    # Seconds of each phase. Waiting counts once (Run.phase), so they add up to the step's.
+    # They add up to the step's: waiting for the sandbox is counted once (Run.phase).
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     if run.writes:
         run.library.save(run.out / f"skill_library/global_step_{run.step}.jsonl")
@@ -270,7 +281,7 @@ def finish_step(run, line):
         save_checkpoint(run)
     if not run.writes:
         return
-    if run.step or "eval_fast_1" in line:  # step 0 is only shown if it was evaluated
+    if run.step or "with_reward_best" in line:  # step 0 is only shown if it was evaluated
         run.progress.say(records.step_in_words(line, run.options, run.library))
     if "evaluate" in line["seconds"] and run.step < run.options.steps:  # after the last step finish_run does it
         write_page([run.out], run.out / "report.html")
@@ -279,8 +290,8 @@ def finish_step(run, line):
 def save_checkpoint(run):
     """Write a folder checkpoint_N: a model, its skill library, and trainer.pt; then let `checkpoint` point to it.
 
-    The link is replaced in one instant, after the folder is on the disk. So there is a complete checkpoint at any time.
-    A half-written folder has another name, and is removed when its step is saved again.
+    The link is replaced in one instant, after the folder is on the disk. So it never points to a half-written folder.
+    The next complete save removes such a folder.
     """
     optimizer = run.optimizer.state_dict()  # each rank has a part of it, so all must call this
     if not run.writes:
@@ -422,11 +433,7 @@ def finish_run(run):
 
 def main(argv=None) -> int:
     """Make the page of some folders. Returns the status of the process. Raises UserError for bad input."""
-    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or several side by side.",
-                                     usage=argparse.SUPPRESS)
-    parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="--out of reinforce.py or of bench.py; "
-                        "the page of one is DIR/report.html, that of several comparison.html in the first")
-    folders = parser.parse_args(argv).folders
+    folders = PARSER.parse_args(argv).folders
     path = folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
     write_page(folders, path)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")

@@ -11,9 +11,9 @@ The paper's reward is made of three numbers of a Verdict (policy.davinci_reward)
                 output is wrong without it (judgement.py, `leave_out`)
 
 There are two clocks. Without a GPU the time is *modelled* (judge/prices.py). Each PyTorch operator has a price. A
-kernel costs what its programs load, store and compute while its Triton IR is interpreted (judge/interpreter.py). With a
-GPU the time is *measured*: CUDA graphs of both sides run on new inputs from a cold cache (judge/measured.py). A Verdict
-says which clock it is from. We never compare times of the two.
+kernel costs what its Triton instances load, store and compute while its IR is interpreted (judge/interpreter.py). With
+a GPU the time is *measured*: CUDA graphs of both sides run on new inputs from a cold cache (judge/measured.py). A
+Verdict says which clock it is from. We never compare times of the two.
 
 Two kinds of process do the work, a few judges and one recorder for each candidate:
 
@@ -47,21 +47,21 @@ What we promise, how we keep it, and what we do not promise:
     5. The modelled clock ranks honest kernels as a GPU does.
          how   We publish its rank correlation with measured speedups on new problems (results/README.md). It refuses,
                by name, an operation without a price.
-         not   Programs written to please the prices, and races between programs of a launch. It is a teaching clock:
-               for results use a GPU.
+         not   Candidates written to please the prices, and races between the instances of a launch. It is a teaching
+               clock: for results use a GPU.
     6. A candidate costs only itself.
          how   Time, memory, processes, threads, files, text and messages have limits. A judge or recorder that dies is
                started again, and other candidates are judged.
     7. A candidate cannot reach the user's files or the network.
-         how   Every process with a candidate's Python runs in a jail (judge/processes.py): programs are read-only, /tmp
-               is empty, and there is no network, no capability and no file of the user's. If the jail cannot start, a
-               line on stderr says so, and only the limits apply.
+         how   Every process with a candidate's Python runs in a jail (judge/processes.py): installed software is
+               read-only, /tmp is empty, and there is no network, no capability and no file of the user's. If the jail
+               cannot start, a line on stderr says so, and only the limits apply.
          not   A deliberate attack on the kernel or the GPU's driver. Files in /usr, /etc and /opt that this user may
                read can be read.
 
 We do not check three things: kernels that only move what PyTorch computed, wrong hints to the compiler, and costs
 without a price, such as cache misses. A candidate fails, with a message, if it uses torch.compile, CUDA C++ or custom
-operators, or if it reads values back to the host.
+operators, or if it reads values back to the host. What a candidate prints is thrown away.
 """
 
 if __name__ == "__main__":
@@ -101,7 +101,7 @@ class Settings:
     """How candidates are judged. None: chosen by `completed`."""
 
     device: str = "cpu"  # or "cuda", "cuda:1", ...
-    trials: int = 5  # for each candidate, with fresh inputs; the third finds outputs kept from earlier ones
+    trials: int = 5  # for each candidate, with fresh inputs; with 3 or more, one finds buffers that another changed
     tolerance: float = 1e-4  # how closely outputs must agree; papers before 2026 used 1e-2
     secret: str | None = None  # hex digits, from which all inputs follow. None: drawn at random
     timeout: float = 60.0  # seconds for recording one candidate, and without a GPU for judging it. With a GPU checking
@@ -109,8 +109,8 @@ class Settings:
     memory: int | None = None  # bytes of memory for a candidate; None: 8 GiB, with a GPU 32 GiB
     workers: int | None = None  # candidates judged at the same time; None: the number of CPU cores, at most 16
     baseline: str = "eager"  # or "compile": speedups are over torch.compile of the reference
-    measure: float = 0.03  # seconds of timing each candidate, up to four times as long if times scatter; at least 8
-    #                        batches of calls of candidate and reference each, or 5 long ones
+    measure: float = 0.03  # seconds of timing a candidate on a GPU, four times as many if times scatter. Candidate and
+    #                        reference each run at least 8 batches of calls, at most 300
     require_kernel: bool = True  # reject a candidate without a kernel of its own
     tasks: int = 1  # measured clock: tasks whose candidates are checked in parallel (one candidate is timed at a time)
 
@@ -241,7 +241,7 @@ def main(argv=None) -> int:
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("task", metavar="TASK.py", help="a problem in KernelBench's format")
-    add("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew")
+    add("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew; what it prints is not shown")
     add("--device", default="cuda" if has_gpu() else "cpu", help="cuda measures, cpu models the time")
     add("--trials", type=int, default=Settings.trials, help="correctness trials, each with fresh inputs")
     add("--tolerance", type=float, default=Settings.tolerance, help="papers before 2026 used 1e-2")

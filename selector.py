@@ -171,7 +171,7 @@ def selection_metrics(selections, initial_names) -> dict:
 
     reward_selection    mean reward of a selection, which is the mean of its rollouts' best rewards
     selected            mean number of skills in a selection
-    selected_learnt     number of skills in all selections that the run has learnt; a skill selected twice counts twice
+    selected_learnt     number of times that a selection holds a skill which the run has learnt
     """
     rewards, sizes, learnt = [], [], 0
     for selection in selections:

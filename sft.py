@@ -50,7 +50,6 @@ if __name__ == "__main__":
     from command.process import begin
     begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
-import functools
 import itertools
 import json
 import math
@@ -72,6 +71,7 @@ PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
 class Options:
     """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
 
+    # The first option of each group in --help, and the group's heading
     GROUPS: ClassVar = {"out": "the run", "model": "what is trained, and on what", "epochs": "training"}
 
     out: str = option("", "folder for the model, its tokenizer and its seed skill library")
@@ -87,9 +87,9 @@ class Options:
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
-    executed: int = option(1_500, "problems, and lessons, that are solved over several turns in the sandbox")
-    redundant: int = option(100_000, "examples about redundant operators (synthetic/lessons.py)")
-    lessons: int = option(360_000, "short lessons about them, which are learnt first, once")
+    executed: int = option(1_500, "problems, and lessons (see --redundant), solved over several turns in the sandbox")
+    redundant: int = option(80_000, "lessons: examples about redundant operators (synthetic/lessons.py)")
+    lessons: int = option(300_000, "short lessons, without kernels, which are learnt first, once")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
     epochs: float = option(3.0, "passes over the examples; with --model 4", above_0=True)
     batch_tokens: int = option(65_536, "tokens of one forward pass, with padding", above_0=True)
@@ -144,7 +144,7 @@ def built_in_examples(options) -> list[Example]:
 
     Single turns and selections are written without running anything. Trajectories of several turns hold the sandbox's
     feedback, so their kernels are run in it, without a GPU. That takes far longer, so there are fewer of them, and each
-    counts several times.
+    counts several times. The first number of each call is its first seed: the ranges do not overlap.
     """
     written = write_examples(0, options.problems, execute=False, processes=options.processes,
                              title="single turns and selections")
@@ -196,18 +196,18 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
 # example (chat/rows.py) is a pair of arrays of length L: int32 token ids, and a mask that is True on what is learnt.
 
 
-def encode_examples(tokenizer, examples) -> list:
-    """Examples of the built-in cold start as token ids and masks, (L,) each. Runs in a process of its own.
+def encoder(tokenizer):
+    """A function of an example of the built-in cold start: a list of its token ids and mask, (L,) each.
 
     The first replies of an example may be wrong on purpose. They are context for the next reply and have no loss
     (`unlearnt`).
     """
     chat = Chat(tokenizer)
-    return [encode(chat, e.messages, e.tool, e.unlearnt) for e in examples]
+    return lambda example: [encode(chat, example.messages, example.tool, example.unlearnt)]
 
 
 def load_data(options, chat) -> tuple:
-    """(tokenizer, lessons that come first, encoded examples) of the user's rows or of the built-in examples.
+    """(tokenizer, short lessons, which come first, other encoded examples): the user's rows or the built-in examples.
 
     --data learns the paper's released rows, --from-rollouts the replies of a run that earned --min-reward (CUDA Agent:
     rejection fine-tuning). A tokenizer for a model from random weights is trained on about 6,000 of its examples.
@@ -222,8 +222,8 @@ def load_data(options, chat) -> tuple:
     messages = itertools.chain.from_iterable(e.messages for e in shown)
     texts = [message["content"] for message in messages]
     tokenizer = chat.tokenizer if chat else train_tokenizer(texts, vocabulary=2048)
-    data = in_processes(functools.partial(encode_examples, tokenizer), examples, size=500, processes=options.processes,
-                        start=torch.set_num_threads, arguments=(1,), title="tokens")
+    data = in_processes(encoder, (tokenizer,), examples, 500, options.processes, "tokens")
+    # Lessons of three sorts: short ones, full ones, and executed ones. The numbers are their first seeds.
     lessons = write_lessons(tokenizer, 0, options.lessons, options.processes, brief=True)
     data += write_lessons(tokenizer, 100_000_000, options.redundant, options.processes)
     data += REPEAT_EXECUTED * write_lessons(tokenizer, 200_000_000, options.executed, options.processes, execute=True)

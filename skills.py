@@ -31,7 +31,7 @@ class Skill:
     scope: str  # "general" or "task_specific/<family>"; prompts show it, but no metric uses it
     tags: tuple[str, ...]
     content: str  # sections Motivation, Key Idea, Example
-    verify_speedup: float | None = None  # of the kernel in its verification; None for seed skills, which have none
+    verify_speedup: float | None = None  # of its verification's kernel; None if it was not verified, as a seed skill
 
 
 def skill_from_json(record) -> Skill:

@@ -1,7 +1,7 @@
 """The Summary role: what lesson does the best rollout hold, and does execution confirm it?  (Paper: summary trigger,
 skill proposals, verification by execution.)
 
-    trigger(trajectory, gain)      is the first turn correct, and the best one faster than it and PyTorch by a factor g?
+    trigger(trajectory, gain)      is the first turn correct, and the best one g times as fast as it and as PyTorch?
     propose(model, winners, s)     s answers for each task's best triggering rollout; their proposals checked for form
     verify(model, sandbox, ...)    one greedy attempt at the same task, with the proposed skill, for each proposal
     best_skill(summaries)          the proposal to stage for a task
@@ -27,7 +27,8 @@ from skills import Skill
 from tasks import Task
 
 MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content. We accept 25 % more.
-# Why a proposal was rejected, in the order of the checks; metrics and curves use these words.
+# Why a proposal was rejected, in the order of the checks; metrics and curves use these words. Lazy advice tells the
+# reader to leave work to PyTorch or to write no kernel (chat/advice.py).
 REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "not correct", "too slow")
 
 
@@ -127,7 +128,7 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
     for skill in library.skills:
         known |= identity(skill)
     summaries = [[] for _ in winners]
-    # Sampled even without prompts: every call draws from the generator, whose state must stay equal on all ranks.
+    # Called even without prompts: a call draws one number, however many there are, so all ranks' generators stay equal.
     for place, reply in zip(winner_of_prompt, model.sample(prompts, sampling, generator)):
         trajectory, first, best = winners[place]
         call = model.tool_call(reply.text, "update_skill_library")
@@ -275,7 +276,7 @@ def summary_metrics(summaries) -> dict:
 
     reward_summary    mean reward of a summary: the speedup of its best passing skill, at most 6, or 0
     summaries         number of summaries
-    proposals         number of skills in them, malformed ones included
+    proposals         number of skills in them, malformed ones included; a reply without a list of skills counts as 1
     passed            number of proposals that passed the form check and the verification, known ones included
     rejected          number of proposals that were rejected for each of REASONS
     """

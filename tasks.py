@@ -4,8 +4,8 @@ A problem is the text of a Python file in KernelBench's format: a class `Model(n
 `get_inputs()` with the list of forward's arguments, and `get_init_inputs()` with the constructor's. A candidate answers
 with a class `ModelNew` that has the same constructor and computes the same function.
 
-    builtin_tasks      the evaluation problems in `problems/`
-    redundant_tasks    those of them in which an operator may be redundant
+    builtin_tasks      the evaluation problems in problems/level1 to level3
+    redundant_tasks    the evaluation problems in problems/redundant, in which an operator may be redundant
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
     parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
@@ -45,7 +45,7 @@ class Task:
     """A problem. Equal sources are one task for the sandbox, whatever their names."""
 
     name: str  # unique within its source, such as "level1/3_softmax"
-    level: int  # KernelBench's level: 1 single operators, 2 fused chains, 3 networks; 0 for synthesised problems
+    level: int  # KernelBench's level: 1 single operators, 2 fused chains, 3 networks; 0 for all others
     source: str  # the problem file's text
     family: str = ""  # of a synthesised problem: the operator that it is named after
 
@@ -145,7 +145,10 @@ def builtin_tasks(level=None, device="cpu") -> list[Task]:
 
 
 def redundant_tasks(device="cpu") -> list[Task]:
-    """The evaluation problems in which an operator may be redundant (synthetic/redundant.py)."""
+    """The evaluation problems in which an operator may be redundant (synthetic/redundant.py).
+
+    A kernel without a redundant one, such as a flip directly before a sum, is correct and faster than one with it.
+    """
     tasks = folder_tasks(PROBLEMS / "redundant")
     return tasks if device == "cpu" else [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
 

@@ -48,30 +48,26 @@ def fenced_blocks(text) -> list[tuple[str, str]]:
     >>> fenced_blocks("1. ```python\\n   s = '```'\\n   ```")
     [('python', "s = '```'\\n")]
     """
-    lines, blocks, place = text.split("\n"), [], 0
-    closings = []  # (number of the line, column of the fence, its length)
+    lines = text.split("\n")
+    blocks = []
+    begin = None  # number of the first line within the present block
     for number, line in enumerate(lines):
-        if closing := _CLOSING.match(line):
-            closings.append((number, closing.start(1), len(closing[1])))
-    while place < len(lines):
-        opening = _OPENING.fullmatch(lines[place])
-        place += 1
-        while closings and closings[0][0] < place:
-            closings.pop(0)
-        if not opening:
+        if begin is None:
+            opening = _OPENING.fullmatch(line)
+            if opening:
+                begin = number + 1
+                fence = len(opening[1])
+                deepest = len(_MARGIN.match(line)[0]) + 3  # column at which a closing fence can stand
             continue
-        deepest = len(_MARGIN.match(lines[place - 1])[0]) + 3
-        least = len(opening[1])
-        for end, column, length in closings:
-            if length >= least and column <= deepest:
-                body = "".join(line + "\n" for line in lines[place:end])
-                indentation = re.match(r"\s*", body)[0].rpartition("\n")[2]
-                body = re.sub(f"^{indentation}", "", body, flags=re.MULTILINE)
-                blocks.append((opening[2].strip(), body))
-                if least > 3:
-                    blocks += fenced_blocks(body)
-                place = end + 1
-                break
+        closing = _CLOSING.match(line)
+        if closing and len(closing[1]) >= fence and closing.start(1) <= deepest:
+            body = "".join(line + "\n" for line in lines[begin:number])
+            indentation = re.match(r"\s*", body)[0].rpartition("\n")[2]
+            body = re.sub(f"^{indentation}", "", body, flags=re.MULTILINE)
+            blocks.append((opening[2].strip(), body))
+            if fence > 3:
+                blocks += fenced_blocks(body)
+            begin = None
     return blocks
 
 

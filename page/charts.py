@@ -13,18 +13,18 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "
          "legend.frameon": False, "text.parse_math": False}  # a folder's name may hold a $
 # (title, caption, {metric: label})
 PANELS = [
-    ("Evaluation: redundant operators", "Mean reward on the same problems after every second step, greedy replies.",
+    ("Evaluation: redundant operators", "Mean reward on the same problems each time, greedy replies.",
      {"with_reward_best": "with the library", "without_reward_best": "without"}),
-    ("Policy: reward", "Mean over rollouts, by the best turn. Each step has other tasks, the evaluation has not.",
+    ("Policy: reward", "Mean over rollouts, by the best turn. Each step has other tasks, each evaluation the same.",
      {"reward_best": "best turn", "eval_reward_best": "evaluation, best turn"}),
     ("Policy: correct and fast", "Share of rollouts by their best turn; Fast_p: correct and more than p times as fast.",
      {"correct": "correct", "fast_1": "Fast_1", "fast_1.2": "Fast_1.2", "eval_correct": "evaluation, correct",
       "eval_fast_1": "evaluation, Fast_1"}),
     ("Selection and Summary: reward", "Mean best reward of the rollouts that got the selected skills; speedup of an "
      "answer's best verified skill, or 0.", {"reward_selection": "Selection", "reward_summary": "Summary"}),
-    ("Skill library", "A skill joins after its step; how often skills that the run has found were selected since.",
+    ("Skill library", "Skills in the library. In a step: proposals, those passed, selections of skills found before.",
      {"library": "skills", "proposals": "proposals", "passed": "passed", "selected_learnt": "found skills selected"}),
-    ("Seconds of a step", "Wall time by phase. What a phase waits for the sandbox is counted there.",
+    ("Seconds of a step", "Wall time by phase. Waiting for the sandbox is counted as sandbox.",
      {"sandbox": "sandbox", "select": "select", "roll out": "roll out", "summarise": "summarise", "verify": "verify",
       "update": "update", "evaluate": "evaluate"}),
 ]

@@ -119,11 +119,12 @@ def step_in_words(line, options, library) -> str:
     """
     parts = ["before training"]  # then, if there are any, the skills found and the evaluation
     if line["step"]:
+        included = " with the evaluation" if "evaluate" in line["seconds"] else ""
         rows = "+".join(map(str, line["rows"].values()))
         parts = [f"step {line['step']}/{options.steps}  reward {line['reward_best']:.3f}  "
                  f"correct {line['correct']:.0%}  Fast_1 {line['fast_1']:.0%}  speedup {line['speedup'] or 0:.2f}x "
                  f"({line['clock']})  replies {rows}  skills {line['library']} (+{line['staged']})  proposals "
-                 f"passed {line['passed']} of {line['proposals']}  {sum(line['seconds'].values()):.0f} s"]
+                 f"passed {line['passed']} of {line['proposals']}  {sum(line['seconds'].values()):.0f} s{included}"]
     if line.get("staged"):
         parts.append("new: " + ", ".join(skill.name for skill in library.skills[-line["staged"]:]))
     if "eval_fast_1" in line:
@@ -151,7 +152,7 @@ def lessons(source) -> list[str]:
     if len(evaluated) > 1:
         before, after = evaluated[0], evaluated[-1]
         changes = [f"{label} {before[key]:{form}} -> {after[key]:{form}}" for key, label, form in EVALUATION]
-        sentences.append(f"On the built-in problems, before -> after {after['step']} steps: "
+        sentences.append(f"On the built-in problems, before training -> after {after['step']} steps: "
                          f"{', '.join(changes)} ({source.clock}).")
     found = [f"{skill['name']} ({skill['verify_speedup'] or 0:.2f}x when verified)" for skill in source.skills
              if skill["origin"] is not None]

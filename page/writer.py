@@ -28,7 +28,9 @@ def render(sources) -> str:
 
 def embedded(path) -> str:
     """A picture as an address that holds the whole file; without the file an empty text."""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" if path.is_file() else ""
+    if not path.is_file():
+        return ""
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
 def rollouts_as_json(rollouts) -> tuple[str, int]:

@@ -81,11 +81,10 @@ def run_one(arm, seed, cores, options):
     if (folder / "config.json").is_file():
         command.append("--resume")
     else:
-        command += ["--seed", str(seed), "--device", "cpu", "--steps", str(options.steps), *ARMS[arm]]
+        command += ["--seed", str(seed), "--device", "cpu", "--steps", str(options.steps), "--eval", "redundant",
+                    *ARMS[arm]]
         command += ["--model", options.model] if options.model else []
         command += ["--lr", options.lr] if options.lr else []
-        # Of the other built-in problems the table has the default's figures alone.
-        command += [] if arm == "default" else ["--eval", "redundant"]
     environment = os.environ | {"OMP_NUM_THREADS": str(CORES)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.log", "w") as log:
@@ -155,19 +154,19 @@ class Run:
     def gain(self, name):
         return self.final(name) - self.first(name)
 
-    def mean(self, name):
-        values = [line[name] for line in self.metrics if line.get(name) is not None]
-        return statistics.mean(values) if values else 0.0
+    def total(self, name, steps=slice(None)) -> float:
+        """The sum of a metric over training steps: all of them, or a part."""
+        return float(sum(line.get(name, 0) for line in self.metrics[1:][steps]))
+
+    def passing(self) -> float | None:
+        """The share of all proposals that pass."""
+        proposals = self.total("proposals")
+        return self.total("passed") / proposals if proposals else None
 
     def found(self) -> list[tuple]:
         """Pairs that the run has found and verified (or, without verification, only proposed)."""
         known = {tuple(pair) for pair in HELD_OUT}
         return [tuple(skill["tags"]) for skill in self.skills if tuple(skill["tags"]) in known]
-
-    @property
-    def complete(self) -> bool:
-        """Has it come to its evaluation on the built-in problems after the last step?"""
-        return "eval_reward_best" in self.metrics[-1]
 
     def by_problem(self, known=False, first_turn=False) -> dict:
         """{task: reward with the library minus without} in the last evaluation.
@@ -223,8 +222,13 @@ def judged(values, narrow=NARROW) -> str:
 
 
 def paired(left, right, figure) -> list[float]:
-    """figure(run of `left`) minus figure(run of `right`), for each seed that both have."""
-    return [figure(left[seed]) - figure(right[seed]) for seed in sorted(left.keys() & right.keys())]
+    """figure(run of `left`) minus figure(run of `right`), for each seed for which both have one."""
+    differences = []
+    for seed in sorted(left.keys() & right.keys()):
+        pair = figure(left[seed]), figure(right[seed])
+        if None not in pair:
+            differences.append(pair[0] - pair[1])
+    return differences
 
 
 def defined(values) -> list[float]:
@@ -250,8 +254,6 @@ def claims(arms) -> list[tuple]:
     rows = []
     if runs:
         rows += [
-            ("RL improves kernels", "reward, built-in problems, after - before",
-             [run.gain("eval_reward_best") for run in runs if run.complete]),
             ("RL improves kernels", "reward, redundant operators, with the library, after - before",
              [run.gain("with_reward_best") for run in runs]),
             ("RL improves kernels", "the same, Fast_1.2", [run.gain("with_fast_1.2") for run in runs]),
@@ -277,6 +279,13 @@ def claims(arms) -> list[tuple]:
         if default.keys() & arms.get(arm, {}).keys():
             rows.append((claim, f"reward with the library at the same step, default - {arm}",
                          at_same_step(default, arms[arm])))
+    if runs:
+        rows.append(("Skills move from general to specific", "found skills selected, second half of the steps - first",
+                     [run.total("selected_learnt", slice(len(run.metrics) // 2, None))
+                      - run.total("selected_learnt", slice(len(run.metrics) // 2)) for run in runs]))
+    if default.keys() & arms.get("freeze-summary", {}).keys():
+        rows.append(("Training Summary helps", "share of proposals that pass, default - freeze-summary",
+                     paired(default, arms["freeze-summary"], Run.passing)))
     if default.keys() & arms.get("no-verify", {}).keys():
         rows.append(("Verification keeps false skills out", "share of held-out pairs that hold, default - no-verify",
                      paired(default, arms["no-verify"], held)))

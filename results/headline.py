@@ -105,7 +105,7 @@ def gains(pairs, seed=0):
         for problem in problems:
             means = []  # before, after, before, after, ...
             for side in sum(pairs, ()):
-                means.append(statistics.fmean(value(sample.scored) for sample in side[problem]))
+                means.append(statistics.fmean(value(sample.turns) for sample in side[problem]))
             changes.append(statistics.fmean(means[1::2]) - statistics.fmean(means[::2]))
         rng = random.Random(seed)
         draws = sorted(statistics.fmean(rng.choices(changes, k=len(changes))) for _ in range(10_000))
@@ -117,7 +117,7 @@ def fast_p(found) -> dict:
     """Strict Fast_p of each benchmark's best turns, {folder: (p, shares)}. found: {folder: its samples}."""
     curves, ps = {}, [p / 20 for p in range(16, 61)]
     for folder, samples in found.items():
-        speeds = [best(sample.scored) for sample in every(samples)]
+        speeds = [best(sample.turns) for sample in every(samples)]
         curves[folder.name] = ps, [statistics.fmean(one > p for one in speeds) for p in ps]
     return curves
 

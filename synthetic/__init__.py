@@ -2,13 +2,13 @@
 
     operators.py    the table of operators: how problems spell them, how kernels compute them (and formulas.txt)
     program.py      a program: a list of steps; and a program while it is drawn
-    steps.py        what is drawn: kinds of steps
+    steps.py        kinds of steps, and the heads that problems begin with
     families.py     kinds of problems; problems without end
     wording.py      a program as a problem, as a user may have written it (vocabulary: words.txt)
     kernels.py      one Triton kernel
     planner.py      a program as a solution: which steps join which kernel (the techniques' texts: techniques.json)
     examples.py     the five kinds of examples
-    redundant.py    programs in which an operator may be redundant, and the pairs that no example shows
+    redundant.py    chains of operators of which one may be redundant, and the pairs that no example shows
     lessons.py      examples about them, long and brief ones
     training.py     the stream of training tasks; no problem that resembles an evaluation problem may be in it
     tiny.py         the tiny model: tokenizer, random weights
@@ -16,8 +16,10 @@
     operators - program -.- steps - families - wording -.- redundant - examples - lessons - sft.py - tiny
                          '- kernels - planner ---------'
 
-A program is drawn once and printed twice, as a problem and as a solution; neither text is ever read back. To add a
-pointwise operator: a row of `operators.POINTWISE` (and one of `training._WRITTEN_OUT` if problems can also spell it
-with other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then trains a model
-that knows it.
+A program is drawn once and printed twice, as a problem and as a solution. Neither text is ever read back, and every
+name in a solution stands in its problem: a model cannot learn to guess one.
+
+To add a pointwise operator: a row of `operators.POINTWISE` (and one of `training._WRITTEN_OUT` if problems can also
+spell it with other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then
+trains a model that knows it.
 """

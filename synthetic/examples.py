@@ -81,6 +81,19 @@ def tool_reply(name, arguments) -> dict:
     return {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}
 
 
+def selection_reply(think, chosen) -> dict:
+    """Selection's call of its tool. chosen: (name of a skill, why)."""
+    entries = [{"name": name, "reason": reason} for name, reason in chosen]
+    return tool_reply("select_skills", {"think": think, "selected_skills": entries})
+
+
+def summary_reply(think, skills) -> dict:
+    """Summary's call of its tool, with new skills."""
+    entries = [{"name": s.name, "description": s.description, "scope": s.scope, "tags": list(s.tags),
+                "content": s.content} for s in skills]
+    return tool_reply("update_skill_library", {"think": think, "new_skills": entries})
+
+
 # The ways in which models break kernels: a pattern, and what stands where it is found.
 _SPOILED = [(r"tl\.maximum", "tl.minimum"), (r"0\.5 \*", "0.6 *"), (r"\n +mask = .*", ""),
             (r"(return|=) (fused|row)\(", r"\1 \2d("), (r"import triton\.language as tl\n", ""),
@@ -234,10 +247,10 @@ class Writer:
         weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates if s.name in ALL)
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}. {weighed}.",
-                     "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
-        messages = selection_messages(task, candidates) + [tool_reply("select_skills", arguments)]
-        return Example("selection", messages, SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))
+        think = f"The forward applies {', '.join(program.operators[:6])}. {weighed}."
+        reply = selection_reply(think, [(s.name, f"It has work for {s.tags[0]}.") for s in chosen])
+        return Example("selection", selection_messages(task, candidates) + [reply], SELECT_TOOL, task.family,
+                       skills=tuple(s.name for s in chosen))
 
     def summary(self, rng, task, skills, answers, verdicts) -> Example | None:
         """What the best answer does that the first does not, as skills; None if there is nothing to tell."""
@@ -254,13 +267,11 @@ class Writer:
         for name in lessons:
             lines = answers[best].shown.get(name) or rng.choice(self.shown[name])
             written.append(write_skill(name, rng, lines))
-        arguments = {"think": f"The best answer adds {' and '.join(s.name for s in written)}.",
-                     "new_skills": [{"name": s.name, "description": s.description, "scope": s.scope,
-                                     "tags": list(s.tags), "content": s.content} for s in written]}
+        names = tuple(s.name for s in written)
+        reply = summary_reply(f"The best answer adds {' and '.join(names)}.", written)
         shown = [(answers[i].code, verdicts[i].speedup) for i in (0, best)]
-        messages = summary_messages(task, skills, *shown) + [tool_reply("update_skill_library", arguments)]
-        return Example("summary" + "+skills" * bool(skills), messages, UPDATE_TOOL, task.family,
-                       skills=tuple(s.name for s in written))
+        return Example("summary" + "+skills" * bool(skills), summary_messages(task, skills, *shown) + [reply],
+                       UPDATE_TOOL, task.family, skills=names)
 
     def write(self, seed) -> list[Example]:
         """All examples made from one seed; none when its problem is unfit. With a sandbox, executed trajectories."""
@@ -283,15 +294,16 @@ class Writer:
 # Many examples, in several processes.
 
 
-def in_processes(function, items, size, processes, start, arguments, title) -> list:
-    """function(chunk) for chunks of `size` items, joined; start(*arguments) prepares each process.
+def in_processes(maker, arguments, items, size, processes, title) -> list:
+    """What a function makes of each item, joined; it returns a list. Each process has its own: maker(*arguments).
 
-    No process outlives this call or, if that is killed, the caller.
+    size: items that a process is given at a time. The result does not depend on the number of processes. No process
+    outlives this call or, if that is killed, the caller.
     """
     chunks = [items[i:i + size] for i in range(0, len(items), size)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (start, *arguments)) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (maker, *arguments)) as pool:
         try:
-            parts = tqdm(pool.map(function, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
+            parts = tqdm(pool.map(_make_all, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
             return list(itertools.chain.from_iterable(parts))
         except KeyboardInterrupt:
             for process in multiprocessing.active_children():
@@ -299,26 +311,26 @@ def in_processes(function, items, size, processes, start, arguments, title) -> l
             raise
 
 
-def _start(start, *arguments):
+def _start(maker, *arguments):
+    global _make
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    start(*arguments)
-
-
-_writer = None  # one for each process
-
-
-def _start_writer(execute):
-    global _writer
     torch.set_num_threads(1)
-    sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
-    _writer = Writer(sandbox)
+    _make = maker(*arguments)
 
 
-def _write_many(seeds):
-    return list(itertools.chain.from_iterable(map(_writer.write, seeds)))
+def _make_all(items) -> list:
+    return list(itertools.chain.from_iterable(map(_make, items)))
+
+
+def sandbox_if(execute) -> Sandbox | None:
+    """The sandbox in which the expert's kernels are run, if they are."""
+    return Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
+
+
+def _writer(execute):
+    return Writer(sandbox_if(execute)).write
 
 
 def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:
-    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them."""
-    seeds = range(first_seed, first_seed + problems)
-    return in_processes(_write_many, seeds, 50, processes, _start_writer, (execute,), title)
+    """Examples from `problems` consecutive seeds."""
+    return in_processes(_writer, (execute,), range(first_seed, first_seed + problems), 50, processes, title)

@@ -15,7 +15,7 @@ from synthetic.program import Draft, Program
 from synthetic.steps import (activation, convolution, dense, features, formula, linear, maybe, normalization,
                              parameter, plain_input, pooling, reduction, row_operator, scale, steps)
 from synthetic.wording import dress, problem_text
-from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
+from synthetic.training import evaluation_fingerprints, unfit
 from tasks import GPU_BATCH_FACTOR, Task, elements, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
@@ -33,7 +33,8 @@ def pointwise(d):
     elif kind == "both":  # steps of either input, and then both of them
         other = d.another_input()
         activation(d)
-        first, d.x, d.variable = d.x, other, other.text
+        first = d.x
+        d.turn_to(other)
         steps(d, 1)
         d.apply("formula", "{y} * {x}", "{y} * {x}", "{x} + {y}", "{y} - {x}", y=first)
     steps(d, d.r.randint(kind != "both", 4))
@@ -172,21 +173,20 @@ def classifier(d):
 def gated(d):
     """Two branches that are multiplied: gate = torch.sigmoid(self.gate(x)), x = self.up(x) * gate"""
     features(d)
-    start, width, wide = d.x, d.shape[-1], d.near(64, 128, 256)
+    width, wide = d.shape[-1], d.near(64, 128, 256)
     saved = d.save() if d.chance(0.4) else None
     if d.chance(0.4):
         row_operator(d)
         d.pick(parameter, maybe)(d)
-    first, variable = d.x, d.variable
+    first = d.x
     d.variable = d.new_variable("gate gates weights scores")
     dense(d, "gate to_gate gate_proj w1", wide)
     activation(d, d.pick("sigmoid", "silu", "tanh", "gelu", "sigmoid"))
     gate = d.x
     if d.chance(0.3):
-        d.x = d.input([*d.dims[:-1], d.sizes[wide]])
-        d.variable = d.x.text
+        d.turn_to(d.input([*d.dims[:-1], d.sizes[wide]]))
     else:
-        d.x, d.variable = first, variable
+        d.turn_to(first)
         dense(d, "up value values up_proj w3", wide)
     d.apply("formula", "{x} * {y}", "{x} * {y}", "{y} * {x}", y=gate)
     if saved or d.chance(0.3):
@@ -200,27 +200,27 @@ def gated(d):
 def weighted(d):
     """A tensor scaled by weights that are computed from it: a gate for each channel, or attention over the rows."""
     plain_input(d, 3, 4)
-    whole, variable, width, hidden = d.x, d.variable, d.shape[1], d.near(8, 16, 32)
+    whole, hidden = d.x, d.near(8, 16, 32)
     d.variable = d.new_variable("weights scores gate attention")
     if len(d.shape) == 4:
         d.apply("mean", d="(2, 3)", keep="")
         dense(d, "squeeze reduce fc1", hidden)
         activation(d)
-        dense(d, "excite expand fc2", width)
+        dense(d, "excite expand fc2", whole.shape[1])
         d.apply("sigmoid")
         d.x = d.add("call", "{x}[:, :, None, None]", {}, "t", inline=True)
-        last = None
     else:
         if d.chance(0.7):
             dense(d, "score1 hidden_layer proj fc1", hidden)
             activation(d)
         d.layer("linear", "score score2 query attn", f"Linear({d.size(-1)}, 1{d.pick('', ', bias=False')})")
         d.apply("softmax", d="1")
-        last = d.pick("sum", None)
-    weights, d.x, d.variable = d.x, whole, variable
+    pooled = len(whole.shape) == 3 and d.pick(True, False)
+    weights = d.x
+    d.turn_to(whole)
     d.apply("formula", "{x} * {y}", "{y} * {x}", y=weights)
-    if last:
-        d.apply(last, d="1", keep="")
+    if pooled:
+        d.apply("sum", d="1", keep="")
 
 
 def product(d):
@@ -254,8 +254,14 @@ def draw(seed, clutter=False, families=None, plain=False) -> Program:
     clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words, as real problems
     have them: a small model must learn to copy whatever it meets. plain: ordinary names only.
     """
-    families = families or FAMILIES
-    d = Draft(seed, clutter, plain)
+    try:
+        return drawn(Draft(seed, clutter, plain), families or FAMILIES)
+    except RuntimeError:  # a window is larger than what is left of an image: 1 program of 6,000
+        return draw(seed + 1_000_000_007, clutter, families, plain)
+
+
+def drawn(d, families) -> Program:
+    """The program of a draft in which nothing is drawn yet."""
     family = d.r.choices(list(families), [weight for weight, _ in families.values()])[0]
     families[family][1](d)
     dress(d)

@@ -1,12 +1,12 @@
 """One Triton kernel and the function that launches it, from the steps of a program.
 
-    fused    one program for each 1,024 elements; a run of pointwise steps
+    fused           one program for each 1,024 elements; a run of pointwise steps
     partial_sums    the same, and a sum for each program; a short torch sum finishes it
-    row      one program for each row (last dimension, or all spatial ones), which it holds whole
-    sweep    one program for a tile of rows that are read in pieces: long rows, rows along any dimensions, groups of
-             channels; a loop for each reduction, and one more if elements are stored
-    matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
-             before it is stored
+    row             one program for each row (last dimension, or all spatial ones), which it holds whole
+    sweep           one program for a tile of rows that are read in pieces: long rows, rows along any dimensions, groups
+                    of channels; a loop for each reduction, and one more if elements are stored
+    matmul          one program for each output tile of a product, or of a stack of products; pointwise steps on the
+                    tile before it is stored
 
 All address memory by the flat offset `idx`, so one rule indexes broadcast operands.
 """

@@ -15,20 +15,18 @@ speedups that they show are drawn; examples of several turns are executed and sh
 
 import random
 
-import torch
-
 from chat.calls import extract_code
 from chat.prompts import MOST_SKILLS, SELECT_TOOL, UPDATE_TOOL
 from chat.rows import encode
 from chat.template import Chat
 from judge.verdict import KernelTime, Verdict
 from policy import next_messages, policy_messages
-from sandbox import Sandbox
 from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
 from synthetic import redundant
-from synthetic.examples import Example, in_processes, policy_reply, spoil, tool_reply, write_skill
+from synthetic.examples import (Example, in_processes, policy_reply, sandbox_if, selection_reply, spoil, summary_reply,
+                                write_skill)
 from synthetic.planner import ALL, TECHNIQUES, Solution
 from synthetic.redundant import HELD_OUT, NAMES, TAUGHT, TORCH, answer, draw, pair_skill, problem_text
 from tasks import Task
@@ -56,11 +54,6 @@ def near_miss(chain, rng) -> tuple[str, str]:
     if pair in TAUGHT_SET and pair not in fitting:
         return pair
     return rng.choice(TAUGHT)
-
-
-def kind(role, skills) -> str:
-    """The kind of an example, which the diversity filter counts by: of a role, with skills in the prompt or without."""
-    return f"{role}+skills" if skills else role
 
 
 class Lesson:
@@ -116,7 +109,7 @@ class Lesson:
         """A first turn: what a skill names is left out, and nothing else."""
         skills, left_out = self.offered_at_times(0.8)
         messages = policy_messages(self.task, skills) + [self.reply(self.chain.without({*left_out}), left_out)]
-        return Example(kind("policy", skills), messages, None, "redundant")
+        return Example("policy", messages, None)
 
     def later(self) -> Example:
         """A second turn, after a correct kernel: it leaves out some step of PyTorch's now and then."""
@@ -125,7 +118,7 @@ class Lesson:
         reply = self.reply(first, left_out)["content"]
         messages = next_messages(policy_messages(self.task, skills), reply, self.verdict(first))
         messages += [self.reply(*self.explored(first, left_out))]
-        return Example(kind("policy", skills), messages, None, "redundant", unlearnt=1)
+        return Example("policy", messages, None, unlearnt=1)
 
     def explored(self, chain, left_out) -> tuple:
         """(chain, pairs that its plan names), with one call of PyTorch's fewer or, mostly, as they were."""
@@ -166,10 +159,8 @@ class Lesson:
         chosen = [(redundant.NAME.format(a, b), f"`{a}` stands directly before `{b}`.") for a, b in fitting]
         chosen += [(name, "It has work here.") for name in offered if name in used]
         chosen = chosen[:MOST_SKILLS]
-        arguments = {"think": f"The forward applies {', '.join(self.chain.names)}. {', '.join(weighed)}.",
-                     "selected_skills": [{"name": name, "reason": reason} for name, reason in chosen]}
-        messages = selection_messages(self.task, candidates) + [tool_reply("select_skills", arguments)]
-        return Example("selection", messages, SELECT_TOOL, "redundant", skills=tuple(name for name, _ in chosen))
+        reply = selection_reply(f"The forward applies {', '.join(self.chain.names)}. {', '.join(weighed)}.", chosen)
+        return Example("selection", selection_messages(self.task, candidates) + [reply], SELECT_TOOL)
 
     def summary(self) -> Example | None:
         """The pair by which the best kernel differs from the first, as a skill; None if the chain has none."""
@@ -187,8 +178,10 @@ class Lesson:
                  (self.answer(first.without({pair})).code, speedup * rng.uniform(1.3, 6))]
         if not self.brief and rng.random() < OTHER_PAIR:
             pair = rng.choice(chain.pairs())
-        messages = summary_messages(self.task, skills, *shown) + [summary_reply(chain, pair, rng)]
-        return Example(kind("summary", skills), messages, UPDATE_TOOL, "redundant")
+        place = [*zip(chain.names, chain.names[1:])].index(pair)  # the skill's example are the problem's own lines
+        skill = pair_skill(pair, rng, chain.lines[place:place + 2])
+        reply = summary_reply(f"The best answer leaves out {pair[0]}, which stands directly before {pair[1]}.", [skill])
+        return Example("summary", summary_messages(self.task, skills, *shown) + [reply], UPDATE_TOOL)
 
     def executed(self, sandbox) -> Example | None:
         """A trajectory of two or three turns with real verdicts; later turns explore now and then."""
@@ -212,7 +205,7 @@ class Lesson:
         for text, verdict in zip(replies[:-1], verdicts):
             messages = next_messages(messages, text, verdict)
         messages += [{"role": "assistant", "content": replies[-1]}]
-        return Example(kind("policy", skills), messages, None, "redundant", unlearnt=int(broken))
+        return Example("policy", messages, None, unlearnt=int(broken))
 
     def write(self) -> Example | None:
         """One example in one of the three roles."""
@@ -220,43 +213,20 @@ class Lesson:
         return role()
 
 
-def summary_reply(chain, pair, rng) -> dict:
-    """Summary's call: the skill of a pair, with the problem's own lines as its example."""
-    place = [*zip(chain.names, chain.names[1:])].index(pair)
-    lines = chain.lines[place:place + 2]
-    skill = pair_skill(pair, rng, lines)
-    entry = {"name": skill.name, "description": skill.description, "scope": skill.scope, "tags": list(skill.tags),
-             "content": skill.content}
-    think = f"The best answer leaves out {pair[0]}, which stands directly before {pair[1]}."
-    return tool_reply("update_skill_library", {"think": think, "new_skills": [entry]})
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Many of them, as token ids
 
-_state = {}  # of one process
 
+def _writer(tokenizer, brief, execute):
+    chat, sandbox = Chat(tokenizer), sandbox_if(execute)
 
-def _start(tokenizer, brief, execute):
-    torch.set_num_threads(1)
-    sandbox = None
-    if execute:
-        sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00")
-    _state.update(chat=Chat(tokenizer), brief=brief, sandbox=sandbox)
+    def write(seed) -> list:
+        """The encoded lesson of a seed (chat/rows.py), or nothing."""
+        lesson = Lesson(seed, brief)
+        example = lesson.executed(sandbox) if execute else lesson.write()
+        return [encode(chat, example.messages, example.tool, example.unlearnt)] if example else []
 
-
-def _write_many(seeds) -> list:
-    """Encoded lessons of these seeds (chat/rows.py)."""
-    encoded = []
-    for seed in seeds:
-        lesson = Lesson(seed, _state["brief"])
-        if _state["sandbox"]:
-            example = lesson.executed(_state["sandbox"])
-        else:
-            example = lesson.write()
-        if example:
-            encoded.append(encode(_state["chat"], example.messages, example.tool, example.unlearnt))
-    return encoded
+    return write
 
 
 def sample_lessons(number) -> list[Example]:
@@ -266,7 +236,6 @@ def sample_lessons(number) -> list[Example]:
 
 
 def write_lessons(tokenizer, first_seed, number, processes, brief=False, execute=False) -> list:
-    """Encoded lessons from `number` consecutive seeds; the result does not depend on the number of processes."""
+    """Encoded lessons from `number` consecutive seeds."""
     seeds = range(first_seed, first_seed + number)
-    size = 20 if execute else 500  # seeds that a process is given at a time
-    return in_processes(_write_many, seeds, size, processes, _start, (tokenizer, brief, execute), "lessons")
+    return in_processes(_writer, (tokenizer, brief, execute), seeds, 20 if execute else 500, processes, "lessons")

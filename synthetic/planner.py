@@ -152,6 +152,10 @@ class Planner:
         kernel = self.build("fused", [step], step.result.shape)
         return kernel is not None and not any("% " in operand.load for operand in kernel.operands.values())
 
+    def allowed(self, step, *kinds) -> bool:
+        """Whether a kernel may compute a step of one of these kinds."""
+        return step.operator.kind in kinds and step.operator.technique in self.techniques
+
     def end_of_run(self, i, fits) -> int:
         """Where the run of steps from i on ends for which `fits` holds."""
         while i < len(self.steps) and fits(self.steps[i]):
@@ -160,7 +164,8 @@ class Planner:
 
     def take_with_followers(self, kind, i):
         """`take` step i and, with the technique, the run of pointwise steps of its shape that follows it."""
-        shape, first = self.steps[i].result.shape, i + 1
+        shape = self.steps[i].result.shape
+        first = i + 1
         end = self.end_of_run(first, lambda step: self.pointwise(step) and step.result.shape == shape)
         if self.steps[i].name == "bias":  # not alone
             first += 1
@@ -179,19 +184,18 @@ class Planner:
         """An operator over rows or groups, with its neighbours: a row to a program, or a sweep for other rows."""
         neighbours = "fuse-neighbours-into-row" in self.techniques
         k = self.end_of_run(i + (self.steps[i].name == "bias"), lambda step: neighbours and self.pointwise(step))
-        row = self.steps[k] if k < len(self.steps) else None
-        if row is None or row.operator.kind not in ("row", "group") or row.operator.technique not in self.techniques:
+        if k == len(self.steps) or not self.allowed(self.steps[k], "row", "group"):
             return None
-        shape = tuple(row.source.shape)
-        dims = row.attributes["dims"]
-        group = row.operator.kind == "group"
+        shape = tuple(self.steps[k].source.shape)
+        dims = self.steps[k].attributes["dims"]
+        group = self.steps[k].operator.kind == "group"
         cols = math.prod(shape[dims[0]:dims[1] + 1])
         rows = math.prod(shape) // cols
         if any(step.result.shape != shape for step in self.steps[i:k]) or cols < 2:
             return None
 
         def joins(step):
-            if step.operator.kind == "row" and step.operator.technique in self.techniques:
+            if self.allowed(step, "row"):
                 return step.attributes["dims"] == dims and step.source.shape == shape and not group
             return self.pointwise(step) and (step.result.shape == shape or math.prod(step.result.shape) == rows)
 
@@ -208,22 +212,21 @@ class Planner:
         shape = self.steps[i].result.shape
         k = self.end_of_run(i, lambda step: step.operator.kind == "pointwise" and step.result.shape == shape)
         joins = k - i <= 1 or "fuse-pointwise-run" in self.techniques  # else the last pointwise step joins, no other
-        end = self.steps[k] if k < len(self.steps) else self.steps[i]
-        if end.operator.kind == "all" and end.operator.technique in self.techniques and joins:
-            return self.take("partial_sums", i, k + 1, k + 1, end.source.shape)
+        if joins and k < len(self.steps) and self.allowed(self.steps[k], "all"):
+            return self.take("partial_sums", i, k + 1, k + 1, self.steps[k].source.shape)
 
     def batch(self, i):
         """Batch norm: mean and variance by torch, the rest in a pointwise kernel."""
         step = self.steps[i]
-        if step.operator.kind != "batch" or step.operator.technique not in self.techniques:
+        if not self.allowed(step, "batch"):
             return None
         dims = [d for d in range(len(step.result.shape)) if d != 1]
-        x, layer = step.source.text, step.attributes["layer"]
+        x = step.source.text
         line = f"var, mu = torch.var_mean({x}, dim={dims}, correction=0, keepdim=True)"
         shape = tuple(1 if d in dims else n for d, n in enumerate(step.result.shape))
         statistics = {"mu": Value("mu", shape, -1), "var": Value("var", shape, -2)}
         self.steps[i] = replace(step, operands=step.operands | statistics)
-        self.forward += [line, f"update_running({layer}, {x}, mu, var)"]
+        self.forward += [line, f"update_running({step.attributes['layer']}, {x}, mu, var)"]
         j = self.take_with_followers("fused", i)
         if j is None:
             del self.forward[-2:]
@@ -236,13 +239,14 @@ class Planner:
     def matmul(self, i):
         """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
         step = self.steps[i]
-        if step.operator.kind != "matmul" or step.operator.technique not in self.techniques:
+        if not self.allowed(step, "matmul"):
             return None
         if step.name == "linear":
             weight = step.operands["weight"]
             factors = {"a": step.source, "b": Value(f"{weight.text}.t()", weight.shape[::-1], weight.number)}
             step = self.steps[i] = replace(step, operands=step.operands | factors)
-        a, b = step.operands["a"].shape, step.operands["b"].shape
+        a = step.operands["a"].shape
+        b = step.operands["b"].shape
         if len(b) == 2 or a[:-2] == b[:-2]:
             return self.take_with_followers("matmul", i)
 
@@ -261,8 +265,7 @@ class Planner:
         step = self.steps[i]
         j = i + 1
         reading = [k for k, other in enumerate(self.steps) if step.result in other.operands.values()]
-        if step.operator.kind != "convolution" or "bias" not in step.operands or reading != [j] \
-                or step.operator.technique not in self.techniques:
+        if not self.allowed(step, "convolution") or "bias" not in step.operands or reading != [j]:
             return None
         if self.steps[j].name == "batch_norm":  # its running mean includes the bias
             return None
@@ -282,9 +285,11 @@ class Planner:
 def without_bias(step) -> str:
     """The line of a convolution as a function's call without bias."""
     layer = step.attributes["layer"]
-    function, options = "conv", "stride padding dilation groups"
+    function = "conv"
+    options = "stride padding dilation groups"
     if step.name == "conv_transpose":
-        function, options = "conv_transpose", "stride padding output_padding groups dilation"
-    function += f"{len(step.result.shape) - 2}d"
+        function = "conv_transpose"
+        options = "stride padding output_padding groups dilation"
     passed = ", ".join(f"{layer}.{option}" for option in options.split())
-    return f"{step.result.text} = F.{function}({step.source.text}, {layer}.weight, None, {passed})"
+    rank = len(step.result.shape) - 2
+    return f"{step.result.text} = F.{function}{rank}d({step.source.text}, {layer}.weight, None, {passed})"

@@ -30,7 +30,7 @@ TEMPORARY = "t"  # the variable of steps inside an expression; no problem has an
 
 
 class Unsupported(Exception):
-    """What a kernel cannot express, or a program that does not run."""
+    """What a kernel cannot express."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,10 @@ class Step:
         """The operand that the step is about."""
         return next(iter(self.operands.values()))
 
-    def expression(self) -> str:
+    def expression(self, **instead) -> str:
+        """Its torch code. instead: what stands in place of an operand: field=text."""
         texts = {name: value.text for name, value in self.operands.items()}
-        return self.spelling.format(**texts, **self.attributes)
+        return self.spelling.format(**texts | self.attributes | instead)
 
     def __str__(self):
         return f"{self.result.text} = {self.expression()}"
@@ -79,9 +80,9 @@ def fields_of(spelling) -> tuple:
 class Meta:
     """Runs torch code on tensors without data, and makes steps of it."""
 
-    def __init__(self, space=None, count=0):
-        self.space = space or {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}
-        self.count = count  # the number of the last value
+    def __init__(self):
+        self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}
+        self.count = 0  # the number of the last value
 
     def evaluate(self, text):
         with torch.device("meta"):
@@ -324,6 +325,11 @@ class Draft:
     def another_input(self) -> Value:
         """A second tensor of the current shape, or one that is broadcast to it."""
         return self.input(self.dims[self.pick(0, 0, 0, len(self.dims) - 1):])
+
+    def turn_to(self, value):
+        """Make another tensor the current one."""
+        self.x = value
+        self.variable = value.text
 
     def next_name(self) -> str:
         """The variable of the next result: mostly the one that the current tensor has."""

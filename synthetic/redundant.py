@@ -142,8 +142,10 @@ def problem_text(chain, rng, brief=False) -> str:
 
 def answer(chain) -> Solution:
     """The expert's solution. Shapes only say what is a row, so any will do: nothing is run."""
-    x, shape = chain.variable, (1024, 256)
-    value, steps = Value(x, shape), []
+    x = chain.variable
+    shape = (1024, 256)
+    value = Value(x, shape)
+    steps = []
     program = Program(0, False, steps=steps, inputs=[(value, "")], signature="self")
     for number, call in enumerate(chain.calls, start=1):
         if call.name in REDUCTIONS:
@@ -168,7 +170,8 @@ def pair_skill(pair, rng, lines=None) -> Skill:
     a, b = pair
     x = rng.choice(VARIABLES)
     lines = lines or [draw_call(name, rng).line(x) for name in pair]
-    motivation, idea = rng.choice(MOTIVATION).format(a=a, b=b), rng.choice(IDEA).format(a=a, b=b)
+    motivation = rng.choice(MOTIVATION).format(a=a, b=b)
+    idea = rng.choice(IDEA).format(a=a, b=b)
     content = f"Motivation: {motivation}\nKey Idea: {idea}\nExample:\n# {lines[0]}  is left out\n{lines[1]}"
     return Skill(NAME.format(a, b), f"Leave out `{a}` directly before `{b}`.", "task_specific/rows", (a, b),
                  content)
@@ -187,7 +190,8 @@ def task(seed) -> Task:
 
 def training_tasks(seed, device="cpu"):
     """Endless stream of problems that are fit to train on: of three, two are of this file and one of families.py's."""
-    evaluation, others = evaluation_fingerprints(), families.training_tasks(seed, device)
+    evaluation = evaluation_fingerprints()
+    others = families.training_tasks(seed, device)
     for n in itertools.count():
         if n % 3 == 2:
             yield next(others)

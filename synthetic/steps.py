@@ -70,7 +70,8 @@ def parameter(d):
 
 def buffer(d):
     """A tensor that is not a parameter: self.register_buffer("steps", torch.ones(width))  ...  x = x * self.steps"""
-    name, width = d.name("counts positions steps weights table"), d.size(-1)
+    name = d.name("counts positions steps weights table")
+    width = d.size(-1)
     made = d.pick("arange(1, {w} + 1).float()", "linspace(0.5, 1.5, {w})", "full(({w},), 2.0)").format(w=width)
     d.program.init.append(f"self.register_buffer('{name}', torch.{made})")
     setattr(d.meta.space["self"], name, d.meta.evaluate(f"torch.{made}"))
@@ -150,7 +151,8 @@ def normalization(d):
 
 def pooling(d):
     """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2). Returns the layer."""
-    k, kind = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2", d.pick("Max", "Avg")
+    k = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2"
+    kind = d.pick("Max", "Avg")
     k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
     return d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
 
@@ -188,16 +190,19 @@ def features(d):
     n = d.near(32, 64, 128)
     width = d.arg("in_features input_size in_dim d_in width dim", n)
     middle = [d.const("tokens seq_len length T", d.pick(8, 16))] if d.chance(0.2) else []
-    d.sizes, d.dims = {n: width}, [batch, *middle, width]
+    d.sizes = {n: width}
+    d.dims = [batch, *middle, width]
     d.input(d.dims)
 
 
 def linear(d):
     """A matrix product: a layer, a parameter, or a second input."""
     features(d)
-    i, n_out = d.dims[-1], d.near(128, 256, 512)
+    i = d.dims[-1]
+    n_out = d.near(128, 256, 512)
     o = d.arg("out_features output_size hidden_size d_out", n_out)
-    d.sizes, d.dims = {n_out: o}, [*d.dims[:-1], o]
+    d.sizes = {n_out: o}
+    d.dims[-1] = o
     kind = d.pick("layer", "layer", "layer", "layer", "parameter", "input")
     if kind == "layer":
         bias = ", bias=False" if d.chance(0.15) else ""
@@ -226,7 +231,9 @@ _EXTENTS = {1: (128, 256), 2: (16, 24, 32), 3: (8, 10)}
 
 def convolution(d, same=False):
     """A convolution of 1 to 3 dimensions, or a transposed one. same: one that keeps the shape, which is saved."""
-    rank, kernel, channels = d.pick(2, 2, 2, 2, 3, 1), d.pick(3, 3, 3, 5, 1, 1 if same else 2), d.pick(8, 16, 32)
+    rank = d.pick(2, 2, 2, 2, 3, 1)
+    kernel = d.pick(3, 3, 3, 5, 1, 1 if same else 2)
+    channels = d.pick(8, 16, 32)
     batch = d.const("batch_size batch_size N B", d.pick(2, 4, 8))
     if same:
         i = o = d.sized("channels planes dim", channels)
@@ -244,7 +251,8 @@ def convolution(d, same=False):
             value = d.pick(*values.split())
             options += f", {name}={d.arg(name, value, annotation) if d.chance(0.4) else value}"
     sizes = [d.const(names, d.pick(*_EXTENTS[rank])) for names in ("depth D", "height H", "width W length")[-rank:]]
-    d.sizes, d.rows_last = {channels: o}, False
+    d.sizes = {channels: o}
+    d.rows_last = False
     d.input([batch, i, *sizes])
     if same:
         d.save()

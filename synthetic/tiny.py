@@ -44,13 +44,8 @@ def train_tokenizer(texts, vocabulary):
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(known[:3])
-    return wrap_tokenizer(tokenizer.to_str(), CHAT_TEMPLATE)
-
-
-def wrap_tokenizer(text, template):
-    """The tokenizer for transformers. text: tokenizers' JSON; template: the chat template."""
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), chat_template=template,
-                                   eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT_TEMPLATE, eos_token="<|im_end|>",
+                                   pad_token="<|endoftext|>")
 
 
 def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_layers=6, **more):
@@ -62,6 +57,6 @@ def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_
 
 
 def tiny_model(tokenizer):
-    """The model that the built-in cold start trains."""
-    return random_qwen3(len(tokenizer), max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
-                        pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    """The model that the built-in cold start trains. One key/value head halves the cache, which sampling reads."""
+    return random_qwen3(len(tokenizer), num_key_value_heads=1, max_position_embeddings=8192,
+                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)

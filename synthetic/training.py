@@ -1,6 +1,6 @@
 """Which problems a run trains on: an endless stream of tasks, without problems that are unfit.
 
-    task_stream(options)        the stream of a run: synthesised problems, or the user's, or the built-in ones
+    task_stream(options)        the stream of a run: synthesised problems, or the user's
     unfit(task, evaluation)     why a problem is left out: it does not run, or it is near an evaluation problem
 
 Two problems are near if their classes use the same operators the same number of times. Names, order, shapes, constants
@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from command.progress import in_words
-from tasks import PROBLEMS, TaskError, builtin_tasks, construct, elements, listed_tasks
+from tasks import PROBLEMS, TaskError, construct, elements, listed_tasks
 
 MOST_CHECKED = 2**25  # `unfit` runs problems of up to so many elements on the CPU: three forwards in about a second
 SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an endless iterator over Tasks
@@ -27,15 +27,12 @@ SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an e
 def task_stream(options, fitness=None):
     """Endless training tasks, the same for the same options. Raises TaskError when there are none.
 
-    fitness: see `in_random_order`. run.resume_run skips the tasks of complete steps. On a GPU synthesised and built-in
-    problems get a larger batch (scale_batch), so that kernels take long enough to be measured.
+    fitness: see `in_random_order`. run.resume_run skips the tasks of complete steps. On a GPU synthesised problems have
+    a larger batch (scale_batch), so that kernels take long enough to be measured.
     """
     if options.tasks in SYNTHESISED:
         return SYNTHESISED[options.tasks](options.seed, options.device)
     rng = random.Random(options.seed)  # for the order of the tasks
-    if options.tasks == "builtin":  # the evaluation problems themselves: none is unfit
-        tasks = builtin_tasks(device=options.device)
-        return in_random_order(tasks, rng, dict.fromkeys(task.name for task in tasks))
     return in_random_order(listed_tasks(options.tasks), rng, {} if fitness is None else fitness)
 
 

@@ -106,16 +106,17 @@ class Style:
     # ---- the parts of the file
 
     def body(self) -> list[str]:
-        """The lines of forward: each step's, with those of inline steps inside, and now and then others, too."""
-        out = []
-        for i, step in enumerate(self.program.steps):
-            value = step.expression()
-            if out and self.program.steps[i - 1].inline:
-                before, _, inner = out.pop().partition(" = ")
-                alone = re.search(rf"[(]{before}[,)]", value)  # an argument needs no brackets
-                text = inner if _is_call(inner) or alone else f"({inner})"
-                value = re.sub(rf"(?<![\w.]){before}\b(?!\s*=[^=])", lambda _: text, value)
-            out.append(f"{step.result.text} = {value}")
+        """The lines of forward: each step's, with an inline step inside the next one."""
+        out, inner = [], None
+        for step in self.program.steps:
+            instead = {}
+            if inner:
+                text = out.pop().partition(" = ")[2]
+                field = next(name for name, value in step.operands.items() if value == inner.result)
+                argument = f"({{{field}}})" in step.spelling or f"({{{field}}}," in step.spelling
+                instead[field] = text if argument or _is_call(text) else f"({text})"
+            out.append(f"{step.result.text} = {step.expression(**instead)}")
+            inner = step if step.inline else None
         target, _, value = out[-1].partition(" = ")
         if self.program.returned:
             out[-1] = f"return {value}"

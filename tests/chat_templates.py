@@ -69,6 +69,15 @@ CALLING = {
 }
 
 
+CALL = {"think": "It's 'bound' by memory.", "selected_skills": [{"name": "fuse", "reason": "it's two passes"}]}
+
+
+def calling(content="", arguments=CALL, name="select_skills") -> dict:
+    """A reply that calls a tool."""
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
 def calling_tokenizer(tokenizer, name):
     """A tokenizer with a template of CALLING, and its response template."""
     call, response = CALLING[name]

@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
 
@@ -93,22 +92,6 @@ def inputs(model):
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True)
     yield shapes
     hook.remove()
-
-
-class LargestTensor(TorchDispatchMode):
-    """Counts operators, and the elements of the largest tensor (of a dtype, or of any) that one has returned."""
-
-    def __init__(self, dtype=None):
-        super().__init__()
-        self.dtype, self.elements, self.operators = dtype, 0, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.operators += 1
-        for value in torch.utils._pytree.tree_leaves(result):
-            if torch.is_tensor(value) and self.dtype in (None, value.dtype):
-                self.elements = max(self.elements, value.numel())
-        return result
 
 
 def plain_logprobs(model, prompt, reply):

@@ -14,7 +14,7 @@ from chat import prompts
 from chat.calls import extract_code, extract_tool_call, fenced_blocks
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
-from chat_templates import CALLING, GLM_RESPONSE, TEMPLATES, calling_tokenizer, template_tokenizer
+from chat_templates import CALL, CALLING, GLM_RESPONSE, TEMPLATES, calling, calling_tokenizer, template_tokenizer
 from conftest import configure, learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from judge.verdict import KernelTime, Verdict
@@ -47,7 +47,7 @@ def test_a_fenced_call_may_hold_fences():
     assert extract_tool_call(f"```json\n{json.dumps(call)}\n```", "f") == call["arguments"]
     assert extract_tool_call(f"````\n```json\n{json.dumps(call)}\n```\n````", "f") == call["arguments"]
     began = time.monotonic()
-    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 1500), ("```x\n```\n" * 5000, 5000),
+    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 0), ("```x\n```\n" * 5000, 5000),
                          (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
         assert len(fenced_blocks(text)) == blocks
     assert time.monotonic() - began < 10  # no pattern is tried again at each character
@@ -122,15 +122,6 @@ def test_a_reply_that_ended_with_another_token_gets_the_templates_end_as_well(to
     assert after[:3] == [5, 6, stop] and made.decode(after[3:]) == "<|im_end|>userStill no.<|endoftext|>"
 
 
-CALL = {"think": "It's 'bound' by memory.", "selected_skills": [{"name": "fuse", "reason": "it's two passes"}]}
-
-
-def calling(content="", arguments=CALL, name="select_skills") -> dict:
-    """A reply that calls a tool."""
-    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": content, "tool_calls": [call]}
-
-
 def read(path, chat, *rows) -> list:
     """What read_chats learns of rows: for each the texts, and the pair."""
     write_lines(path / "rows.jsonl", *rows)
@@ -177,9 +168,9 @@ def test_calls_become_text_where_they_would_not_come_back(tokenizer, name, tmp_p
 def test_thoughts_are_learnt_whatever_a_row_says_of_thinking(tokenizer, tmp_path, capsys):
     chat = Chat(template_tokenizer(tokenizer, "qwen3"))
     thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
-    first, second, third, plain = read(
-        tmp_path, chat, {"messages": [*TALK[:2], thought]}, {"messages": [*TALK[:2], thought], "enable_thinking": False},
-        {"messages": [*TALK[:2], thought, *TALK[3:5]]}, {"messages": TALK})
+    row = {"messages": [*TALK[:2], thought]}
+    first, second, third, plain = read(tmp_path, chat, row, row | {"enable_thinking": False},
+                                       {"messages": [*row["messages"], *TALK[3:5]]}, {"messages": TALK})
     assert first[0] == second[0] == third[0][:1] == [thought["content"] + "<|im_end|>"] and len(plain[0]) == 3
     assert third[0][1].endswith("</think>\n\nPlan: two.<|im_end|>")
     assert "Why." in chat.tokenizer.decode(third[1])  # kept as it was written, though the template would drop it now
@@ -265,14 +256,14 @@ def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
 
 
 def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_prompts):
-    picks = {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}
-    function = SELECT_TOOL["function"]
-    assert function["description"] == "Pick the top 3 most apt."
-    assert list(function["parameters"]["properties"]["selected_skills"].items()) == list(picks.items())
-    function = prompts.UPDATE_TOOL["function"]
-    assert function["description"] == "Add with at most 2 skills."
-    new = {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2}
-    assert list(function["parameters"]["properties"]["new_skills"].items()) == list(new.items())
+    for tool, said, name, entry in (
+            (SELECT_TOOL, "Pick the top 3 most apt.", "selected_skills",
+             {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}),
+            (prompts.UPDATE_TOOL, "Add with at most 2 skills.", "new_skills",
+             {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2})):
+        function = tool["function"]
+        assert function["description"] == said
+        assert list(function["parameters"]["properties"][name].items()) == list(entry.items())
 
 
 NO_TIMES = {"num_custom_kernel": 0, "num_total_kernels": 0, "custom_kernel_cuda_time_in_profiling_us": 0,

@@ -13,12 +13,9 @@ sys.path.insert(0, str(ROOT / "results"))
 import claims  # noqa: E402
 
 
-@pytest.mark.parametrize("n, quantile", [(2, 12.706), (3, 4.303), (4, 3.182), (6, 2.571), (8, 2.365), (30, 2.045)])
-def test_students_t(n, quantile):
-    assert claims.student(n) == pytest.approx(quantile, abs=0.005)
-
-
 def test_an_interval_and_its_verdict():
+    for n, quantile in ((2, 12.706), (4, 3.182), (30, 2.045)):  # Student's t
+        assert claims.student(n) == pytest.approx(quantile, abs=0.005)
     mean, half = claims.interval([1.0, 2.0, 3.0])
     assert mean == 2 and half == pytest.approx(4.303 / math.sqrt(3))
     assert claims.interval([0.3]) == (0.3, math.inf)

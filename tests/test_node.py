@@ -1,6 +1,6 @@
 """Several ranks do what one process does: update, cold start, library, files of a run, resuming; and they end together.
 
-Run by torchrun, this file is one of the ranks: torchrun --nproc_per_node=2 tests/test_node.py MODEL FOLDER OPTIONS ...
+Run by torchrun, this file is one of the ranks: torchrun --nproc_per_node=2 tests/test_node.py FOLDER OPTIONS ...
 """
 
 import contextlib
@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import configure, read_lines  # first: it puts the root on the path
+from conftest import read_lines  # first: it puts the root on the path
 import reinforce
 import sft
 from backbone import Backbone
 from fast import ranks
 from fast.optimizer import make_adamw
-from test_credit import sampled_rows
 import test_reinforce
 from test_reinforce import enter, ingredients, library_at, metrics
 from test_sft import encoded, options, small_model
@@ -35,7 +34,7 @@ def close(a, b, tolerance=1e-6):
     return torch.allclose(a.float(), b.float(), rtol=0, atol=tolerance * max(1.0, b.float().abs().max().item()))
 
 
-# ---- the update
+# ---- the optimiser
 
 
 def tensors(dtype):
@@ -62,15 +61,7 @@ def steps(part, optimizer, parameters, first, last):
     return norms
 
 
-def updates(model, optimizer):
-    """Two updates on four sampled rollouts, and one on a single rollout; what they tell."""
-    args = configure({"device": "cpu", "update_tokens": 200, "grad_clip": 0.5, "loss_scale": 1.0})
-    several = [0.5, -1, 2, 0, 1.5, -0.7, 0.3, 1]
-    return [reinforce.update(model, optimizer, sampled_rows(model, advantages), args)
-            for advantages in (several, several, [1, -0.5])]
-
-
-def update_on_a_rank(model_folder, folder):
+def update_on_a_rank(folder):
     """Rank 0 leaves in `folder` what all have come to. Half the steps are those of optimisers that have loaded the
     others' state."""
     found = {}
@@ -87,10 +78,7 @@ def update_on_a_rank(model_folder, folder):
                 torch.save(state, folder / "state.pt")
             ranks.each(None)
         found[str(dtype)] = {"norms": norms, "parameters": parameters, "state": state["state"]}
-    model = Backbone.load(model_folder)
-    optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=1e-4)
-    found["stats"], found["weights"] = updates(model, optimizer), list(model.model.parameters())
-    same = ranks.each([p.tolist() for p in [*parameters, *found["weights"]]])
+    same = ranks.each([p.tolist() for p in parameters])
     assert same[0] == same[1] and ranks.gather(ranks.share(["one"])) == ["one"] and ranks.first(ranks.rank()) == 0
     for items, parts in (("aabbccdd", "00110011"), ("abacad", "010101"), ("a", "0"), ("", "")):  # equal ones together
         assert ranks.distribute(items, lambda part: [item + str(ranks.rank()) for item in part]) == [
@@ -108,12 +96,12 @@ def killed(model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     given = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "3", "--eval", "none"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--", __file__]
-    done = subprocess.run([*command, model_folder, folder, *given, "--out", folder / "ranks"], text=True,
+    done = subprocess.run([*command, folder, *given, "--out", folder / "ranks"], text=True,
                           capture_output=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # there may be fewer
     return folder, done, time.time()
 
 
-def test_the_update_of_two_ranks_is_that_of_one(killed, model):
+def test_the_optimizer_of_two_ranks_is_that_of_one(killed):
     folder, done, _ = killed
     assert (folder / "found.pt").is_file(), done.stderr
     found = torch.load(folder / "found.pt", weights_only=False)
@@ -130,11 +118,6 @@ def test_the_update_of_two_ranks_is_that_of_one(killed, model):
                 if name.startswith("exp_avg"):
                     assert got["state"][number][name].dtype == value.dtype
                     assert close(got["state"][number][name], value, tolerance)
-    optimizer = make_adamw(model.model.parameters(), 1e-4)
-    for mine, theirs in zip(updates(model, optimizer), found["stats"], strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-5, abs=5e-6)
-        assert mine["tokens_trained"] > 20 and mine["grad_norm"] > 0.5
-    assert all(close(a, b) for a, b in zip(found["weights"], model.model.parameters()))
 
 
 # ---- the cold start
@@ -229,8 +212,8 @@ def test_without_a_launcher_nothing_is_changed():
 
 
 def all_on_a_rank(arguments):
-    model_folder, folder, *options = arguments
-    update_on_a_rank(model_folder, Path(folder))
+    folder, *options = arguments
+    update_on_a_rank(Path(folder))
     training_on_a_rank(Path(folder))
     run_on_a_rank(options)
 

@@ -4,13 +4,27 @@ import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from conftest import LargestTensor
 from synthetic.families import FAMILIES, synthesize
 from tasks import builtin_tasks, scale_batch
 
 TASKS = builtin_tasks()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Counts operators, and the elements of the largest tensor that one has returned."""
+
+    elements = operators = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.operators += 1
+        for value in torch.utils._pytree.tree_leaves(result):
+            if torch.is_tensor(value):
+                self.elements = max(self.elements, value.numel())
+        return result
 
 
 def load(source):

@@ -15,7 +15,7 @@ import policy
 import reinforce
 import sft
 from backbone import Backbone
-from chat_templates import TEMPLATES, template_tokenizer
+from chat_templates import TEMPLATES, calling, template_tokenizer
 from conftest import CONTENT, FakeSandbox, make_task, read_lines, tiny_model, write_lines
 from chat.prompts import SELECT_TOOL
 from policy import next_messages, policy_messages
@@ -35,9 +35,7 @@ def test_a_chat_template_of_ones_own_is_learnt_and_stays_with_the_model(tokenize
     tiny_model("Qwen3", made, max_position_embeddings=4096).save_pretrained(tmp_path / "base")
     made.chat_template = None  # as of some base models
     made.save_pretrained(tmp_path / "base")
-    called = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {
-        "name": "select_skills", "arguments": {"think": "t", "selected_skills": [{"name": "a", "reason": "it's"}]}}}]}
-    rows = {"messages": [*selection_messages(make_task(), []), called], "tools": [SELECT_TOOL]}
+    rows = {"messages": [*selection_messages(make_task(), []), calling()], "tools": [SELECT_TOOL]}
     write_lines(tmp_path / "rows.jsonl", rows)
     given = ["--model", tmp_path / "base", "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "o"]
     given += ["--device", "cpu"]
@@ -47,7 +45,7 @@ def test_a_chat_template_of_ones_own_is_learnt_and_stays_with_the_model(tokenize
     trained = Backbone.load(tmp_path / "o")
     assert trained.tool_role == (True, True) and trained.tokenizer.decode(trained.stop_ids[-1:]) == "<|im_end|>"
     text = trained.tokenizer.decode(trained.reply_ids(rows["messages"], SELECT_TOOL))
-    assert "<function=select_skills>" in text and '"it\'s"' in text
+    assert "<function=select_skills>" in text and '"it\'s two passes"' in text
 
 
 @pytest.mark.parametrize("kind", [
@@ -67,12 +65,10 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
         monkeypatch.setattr(module, "Sandbox", FakeSandbox)  # no reply has code
 
     # One cold start, from rows with tool calls and with several turns.
-    called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {
-        "name": "select_skills", "arguments": {"think": "t", "selected_skills": [{"name": "fuse", "reason": "r"}]}}}]}
     talk = next_messages(policy_messages(task, ()), "Plan: a.", Verdict())
     talk.append({"role": "assistant", "content": "Plan: b."})
-    rows = [{"messages": [*selection_messages(task, skills), called], "tools": [SELECT_TOOL]}, {"messages": talk}]
-    write_lines(tmp_path / "rows.jsonl", *rows)
+    row = {"messages": [*selection_messages(task, skills), calling(None)], "tools": [SELECT_TOOL]}
+    write_lines(tmp_path / "rows.jsonl", row, {"messages": talk})
     assert sft.main(f"--model {source} --data {tmp_path}/rows.jsonl --out {start} --device cpu --epochs 5 "
                     "--batch-tokens 1024 --lr 1e-2".split()) == 0
     history = json.loads((start / "sft.json").read_text())["history"]

@@ -1,7 +1,6 @@
 """A run's folder: resuming after a kill at any point, what is refused, what a step prints, the command line."""
 
 import itertools
-import json
 import os
 import resource
 import shutil
@@ -24,8 +23,7 @@ from command.process import UserError, run_command
 from conftest import configure
 from page import records
 from skills import Skill
-from tasks import builtin_tasks
-from test_reinforce import SMALL, metrics, weights
+from test_reinforce import metrics, weights
 
 world = test_reinforce.world  # a fixture
 
@@ -199,13 +197,11 @@ def test_what_a_step_prints():
               "eval_fast_1": 0.25}
     after = before | {"step": 6, "library": 3, "staged": 2, "reward_best": 1.25, "correct": 0.75, "fast_1": 0.5,
                       "speedup": None, "rows": {"policy": 48, "selection": 9, "summary": 3}, "passed": 2,
-                      "proposals": 5, "seconds": {"a": 1.5, "b": 2.5}, "eval_reward_best": 1.5}
-    assert records.step_in_words(before, options, library) == (
-        "before training  evaluation: reward 1.000, correct 50%, Fast_1 25% (modelled)")
+                      "proposals": 5, "seconds": {"a": 1.5, "evaluate": 2.5}, "eval_reward_best": 1.5}
     assert records.step_in_words(after, options, library) == (
         "step 6/6  reward 1.250  correct 75%  Fast_1 50%  speedup 0.00x (modelled)  replies 48+9+3  skills 3 (+2)  "
-        "proposals passed 2 of 5  4 s  |  new: first, second  |  evaluation: reward 1.500, correct 50%, Fast_1 25% "
-        "(modelled)")
+        "proposals passed 2 of 5  4 s with the evaluation  |  new: first, second  |  "
+        "evaluation: reward 1.500, correct 50%, Fast_1 25% (modelled)")
 
 
 # ---- a laptop's first day
@@ -224,15 +220,6 @@ def test_a_folder_is_in_use_until_its_process_is_killed(world, refusal, capsys):
     other.communicate()
     world("run", "--resume", "--steps", "2")
     assert [m["step"] for m in metrics(out)] == [0, 1, 2]
-
-
-def test_a_start_that_fails_leaves_nothing(refusal, tmp_path, model_folder):
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/near.py").write_text(builtin_tasks(1)[0].source)
-    options = ["--out", tmp_path / "out", "--tasks", tmp_path / "tasks", "--model", model_folder, "--device", "cpu"]
-    with pytest.raises(UserError, match="no problem can be trained on: 1 near an evaluation problem"):
-        reinforce.main(list(map(str, options)))
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(world):

@@ -1,6 +1,7 @@
 """The generator: programs, problems and solutions agree, techniques show up where asked for, how to add an operator."""
 
 import itertools
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -57,6 +58,18 @@ def test_a_program_is_a_pure_function_of_its_seed_and_so_are_both_texts():
     for seed in range(20):
         one, two = draw(seed, clutter=True), draw(seed, clutter=True)
         assert problem_text(one) == problem_text(two) and solution(one, ALL) == solution(two, ALL)
+
+
+def test_every_name_in_a_solution_stands_in_its_problem():
+    """A model that had to guess names would learn to invent them. And no usual name of a layer is withheld from it."""
+    for seed in range(150):
+        program = draw(seed, clutter=seed % 2 > 0)
+        for names in (set(), ALL):
+            found = solution(program, names)
+            forward = re.search(r"def forward.*?(?=\n\S)", found.code, re.DOTALL)[0] if found else ""
+            assigned = re.findall(r"^ +(\w+) = ", forward, re.MULTILINE)
+            assert {*assigned} <= {"t", "out", *re.findall(r"\w+", problem_text(program))}
+    assert Draft(0, plain=True).attribute("bn", "nn.BatchNorm1d(8)") == "self.bn"
 
 
 def test_every_family_runs_and_nearly_always_has_a_solution():

@@ -149,10 +149,11 @@ def vary(x, domain, trial, start, strengths):
         return x
     dims = list(range(x.dim()))
     within = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]][(trial - 1) % 4]
-    result, sign = x.clone(), -1 if domain.kind == "negative" else 1
-    kind = "positive" if domain.kind == "negative" else domain.kind
+    result, kind = x.clone(), domain.kind
+    if kind == "negative":
+        result, kind = -x, "positive"
     turned = result.permute([dim for dim in dims if dim not in within] + within)
-    rows = turned.reshape(-1, math.prod(turned.shape[-len(within):])) * sign
+    rows = turned.reshape(-1, math.prod(turned.shape[-len(within):]))  # a view, if that is possible
     for number, name in enumerate(names):
         part = rows[(number - start - trial * len(rows)) % len(names)::len(names)]
         if len(part):
@@ -160,7 +161,10 @@ def vary(x, domain, trial, start, strengths):
             # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
             exponent = torch.where(uniform < 0.5, 0.15 + 0.7 * uniform, 1.0)
             part.copy_(STRUCTURES[name](partly_sorted(part), kind, strengths[name] ** exponent))
-    turned.copy_((rows * sign).view(turned.shape))
+    if rows.data_ptr() != result.data_ptr():
+        turned.copy_(rows.view(turned.shape))
+    if domain.kind == "negative":
+        result = -result
     if domain.sparse:
         result = torch.where(x == 0, x, result)
     if domain.whole:

@@ -67,6 +67,7 @@ DOMAINS = {  # what get_inputs draws: what stays true of it in every trial
     "torch.randn(64, 64).to(torch.float8_e4m3fn)": lambda x: x.dtype == torch.float8_e4m3fn,
     "torch.randn(64, 64).relu()": lambda x: x.min() >= 0 and 0.3 < (x == 0).float().mean() < 0.7,
     "-torch.rand(64, 64)": lambda x: x.max() <= 0,
+    "torch.rand(16, 1, 8, 8)": lambda x: 0 <= x.min() and x.max() <= 1,
     "torch.randint(-5, 5, (64, 64)).float()": lambda x: torch.equal(x, x.round()),
     "(lambda x: x + x.mT)(torch.randn(64, 64))": lambda x: torch.equal(x, x.mT),
 }
@@ -75,6 +76,7 @@ DOMAINS = {  # what get_inputs draws: what stays true of it in every trial
 @pytest.mark.parametrize("inputs", DOMAINS)
 def test_a_structured_trial_keeps_the_tasks_domain(load, inputs):
     reference = load(given(inputs, "return x.float()"))
+    assert not reference.notes
     for trial in range(6):
         (x,) = reference.inputs("text", trial)
         assert DOMAINS[inputs](x), (trial, x)

@@ -39,14 +39,6 @@ def test_fences_are_matched_by_line_indentation_and_length(reply, code):
     assert extract_code(reply) == code
 
 
-def test_many_fences_are_read_in_linear_time():
-    began = time.monotonic()
-    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 0), ("```x\n```\n" * 5000, 5000),
-                         (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
-        assert len(fenced_blocks(text)) == blocks
-    assert time.monotonic() - began < 10  # no pattern is tried again at each character
-
-
 @pytest.fixture(params=TEMPLATES)
 def kind(request):
     return request.param
@@ -156,17 +148,6 @@ def test_thoughts_are_learnt_whatever_a_row_says_of_thinking(tokenizer, tmp_path
     assert third[0][1].endswith("</think>\n\nPlan: two.<|im_end|>")
     assert "Why." in chat.tokenizer.decode(third[1])  # kept as it was written, though the template would drop it now
     assert "3 rows hold thoughts" in capsys.readouterr().out
-
-
-def test_rows_in_other_layouts_are_read(tokenizer, tmp_path, capsys):
-    chat = Chat(template_tokenizer(tokenizer, "deaf"))  # it writes no calls
-    contents = [[{"type": "text", "text": "Plan: "}, {"type": "text", "text": "two."}],
-                [{"type": "image_url", "image_url": "x"}]]
-    rows = [{"messages": [*TALK[:2], {"role": "assistant", "content": content}], "tools": ""} for content in contents]
-    [[plain], *_], [[called], *_] = read(tmp_path, chat, *rows, {"messages": [*TALK[:2], calling("So:")]})
-    assert plain == "Plan: two." + chat.tokenizer.decode(chat.end)
-    assert called.startswith("So:") and chat.tool_call(called, "select_skills") == CALL
-    assert "rows.jsonl:2: skipped (ValueError: a message holds something else than text)" in capsys.readouterr().err
 
 
 def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder):

@@ -207,20 +207,6 @@ def test_a_folder_is_in_use_until_its_process_is_killed(refusal, tmp_path):
     assert "trainer.pt is broken" in refusal(reinforce.main, "--out", tmp_path, "--resume")
 
 
-def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(world):
-    """A limit on the size of files stands in for the disk: model and optimiser are refused as they are there."""
-    out = world("run", *SHORT, "--steps", "1")
-    before = weights(out)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(UserError, match=f"cannot write the checkpoint .*; {out}/checkpoint is still"):
-            world("run", "--resume", "--steps", "2")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert weights(out) == before and [path.name for path in out.glob("checkpoint_*")] == ["checkpoint_1"]
-
-
 def test_ctrl_c_leaves_a_page_and_names_the_command_that_continues(world, monkeypatch, capsys, tmp_path):
     pages = []
 

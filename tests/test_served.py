@@ -189,20 +189,3 @@ def test_a_served_model_gets_the_skills_of_a_snapshot(url, tmp_path):
     assert all("one kernel" in body["messages"][0]["content"] for body in policy)
     assert sorted(len(body["messages"]) for body in policy) == [2, 2, 4, 4]
     assert json.loads((tmp_path / "o/config.json").read_text())["checkpoint"] == "M"
-
-
-@pytest.mark.parametrize("more, message", [
-    ("{} --served-model N", "404"), ("http://127.0.0.1:9", "refused"), ("{} --thinking", "--server and --thinking")])
-def test_a_server_that_cannot_be_asked_is_told_in_one_line(url, tmp_path, more, message):
-    Stub.script = [404]
-    with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
-        bench.main([*BENCH, *more.format(url).split(), "--out", str(tmp_path)])
-
-
-def test_an_interrupt_waits_neither_for_pauses_nor_for_replies(url, monkeypatch):
-    monkeypatch.setattr(server, "PAUSES", (60,))
-    model, began = Server(url), time.monotonic()
-    Stub.script = [lambda body: {3: 401, 4: "hang"}.get(body["seed"], 500)]
-    with pytest.raises(UserError, match="401"):
-        replies(model, 5)
-    assert time.monotonic() - began < 0.8  # the reply that hangs takes a second

@@ -98,19 +98,17 @@ def weights(out):
 
 
 @pytest.mark.curves
-def test_training_steps(world, monkeypatch, capsys):
+def test_training_steps(world, monkeypatch):
     """All three roles enter the loss; a skill is proposed, verified, flushed after the update, and selected later."""
     sizes, flush = [], reinforce.flush  # sizes: of the library after the update
     monkeypatch.setattr(sys, "argv", ["/somewhere/reinforce.py", "--steps", "4", "--out", "a b"])
     monkeypatch.setattr(reinforce, "flush", lambda run, e: sizes.append(len(run.library)) or flush(run, e))
     out = world("run", "--steps", "4")
     lines = metrics(out)
-    assert sizes == [m["library"] for m in lines[:-1]]
-    assert [m["step"] for m in lines] == list(range(5)) and lines[0]["library"] == 3
+    assert sizes == [m["library"] for m in lines[:-1]] and [m["step"] for m in lines] == list(range(5))
     flushed = [m["step"] for m in lines[1:] if m["staged"]]
     assert flushed and sum(m["selected_learnt"] for m in lines if m["step"] > flushed[0]) > 0
     assert sum(m["selected_learnt"] for m in lines[1:flushed[0] + 1]) == 0  # not before it was flushed
-    assert len(list((out / "skill_library").iterdir())) == 5  # a snapshot of every step
     for m in lines[1:]:
         assert m["rows"]["policy"] + m["masked"]["void"] == 2 * 3 * 2 * 2 and m["rows"]["selection"] == 4
         assert m["masked"]["mrs"] == 0 and m["tokens_trained"] > 0
@@ -122,7 +120,6 @@ def test_training_steps(world, monkeypatch, capsys):
     assert [s.name for s in library_at(out, flushed[0] - 1)] == names[:3]
     assert SkillLibrary.of_model(out / "checkpoint").skills == library_at(out, 4)
     assert (out / "curves.png").stat().st_size > 10_000 and "learnt" in (out / "report.html").read_text()
-    assert "Skills found: " in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())
     assert config["command"] == "python reinforce.py --steps 4 --out 'a b'" and {"hardware", "commit"} < set(config)
 
@@ -162,7 +159,6 @@ def test_learning_moves_the_policy_to_the_better_kernel(world):
 
 
 def test_ablations(world):
-    base = world("base", "--steps", "1")
     out = world("a", "--steps", "1", "--no-skills")
     assert all(m["rows"]["selection"] == m["summaries"] == m["staged"] == 0 for m in metrics(out)[1:])
     assert all(not line["skills"] for line in records(out, 1, "policy")) and len(records(out, 1, "policy")) == 12
@@ -170,13 +166,13 @@ def test_ablations(world):
     assert records(out, 1, "selection") == [] and all(m["rows"]["selection"] == 0 for m in metrics(out)[1:])
     chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
     assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
-    out = world("c", "--steps", "2", "--no-verify")
-    summaries = [line for step in (1, 2) for line in records(out, step, "summary")]
+    out = world("c", "--steps", "1", "--no-verify")
+    summaries = records(out, 1, "summary")
     proposals = [p for line in summaries for p in line["proposals"]]
     assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0
     assert {line["reward"] for line in summaries} <= {0.0, 1.0}
     out = world("frozen", "--steps", "1", "--freeze-selection", "--freeze-summary", "--set", "oversample=2")
-    assert metrics(out)[1]["rows"]["selection"] > 0 and weights(out) != weights(base)  # used and credited, not trained
+    assert metrics(out)[1]["rows"]["selection"] > 0  # used and credited (not trained: test_credit.py)
     assert len({line["task"] for line in records(out, 1, "policy")}) == 4  # of five, for a batch of two
 
 
@@ -207,6 +203,3 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
             assert lines[step][f"{name}_reward_best"] == pytest.approx(statistics.mean(best_rewards(part)))
             assert name == "with" or not any(r["skills"] for r in part)
         assert len(policy) == 2 * 2 * 2 and any(r["skills"] for r in policy)
-    Scripted.draws.clear()
-    assert "eval_reward_best" in metrics(world("after", "--steps", "1", evaluate=True))[1]
-    assert Scripted.draws == {(0, 1.0), (0, 0.95), (1.0, 1.0)}  # a single sample is greedy

@@ -17,11 +17,8 @@ TEMPLATES = {
     "release": ("plain", ["<|im_start|>", "<|im_end|>"], "<|endoftext|>"),
     # The system message within the first user's; replies stripped, a blank before the end; no tools.
     "llama2": ("strips", ["<s>"], "</s>"),
-    "llama3": ("strips", ["<s>", "<|start|>", "<|stop|>", "<|eot|>"], "<|endoftext|>"),
     # No system role; user and assistant must take turns; tools stand before the last user's message.
     "mistral": ("no system", ["<s>", "[INST]", "[/INST]", "[TOOLS]", "[/TOOLS]", "[CALLS]"], "</s>"),
-    "gemma": ("no system", ["<bos>", "<turn>", "<end>"], "<eos>"),
-    "zephyr": ("plain", [], "</s>"),
     # Ends a turn with words alone.
     "falcon": ("no end", [], "<|endoftext|>"),
     # Opens a thought for the model, and leaves the thoughts of earlier replies out.

@@ -20,7 +20,7 @@ from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
 from command.files import ROOT
 from command.options import complete
-from command.process import UserError, run_command
+from command.process import run_command
 from skills import Skill, SkillLibrary
 from tasks import builtin_tasks
 
@@ -265,7 +265,7 @@ def command(monkeypatch, capsys):
     return run_bench
 
 
-def test_command_end_to_end(tmp_path, command, borrowed):
+def test_command_end_to_end(tmp_path, command, borrowed, refusal):
     """A problem that is solved, one that cannot be used and one that gets no code, through the real sandbox."""
     borrowed(bench)
     good, out = builtin_tasks(1)[0].source, tmp_path / "out"
@@ -292,26 +292,9 @@ def test_command_end_to_end(tmp_path, command, borrowed):
     assert (out / "fast_p.png").stat().st_size > 10000 and lines[-1].startswith(f"{out}/report.html")
     [row] = [row for row in read_lines(out / "results.jsonl") if row["task"] == "level1/1_Good"]
     assert [turn["verdict"]["correct"] for turn in row["turns"]] == [False, True]
+    assert "(seed changed)" in refusal(bench.main, "--device", "cpu", "--level", 1, *arguments, "--seed", 1)
     code, again, err, model = command(*arguments)
     assert code == 0 and not model.asked and "\n3 samples found," in again and again.splitlines()[3:] == lines[6:]
-
-
-def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusal):
-    link, given = tmp_path / "model", {}
-    for number in (2, 1):
-        (tmp_path / f"checkpoint_{number}").mkdir()
-    link.symlink_to("checkpoint_1")
-    arguments = ["--ids", 2, "--samples", 1, "--turns", 1, "--model", link, "--out", tmp_path / "o"]
-    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: given.update(settings) or Scorer())
-    monkeypatch.setattr(bench, "report", lambda *_: None)
-    assert command(*arguments)[0] == 0
-    assert (given["tolerance"], given["baseline"]) == (1e-4, "eager")
-    for name, value in (("seed", 1), ("samples", 2), ("tolerance", 0.01)):
-        assert f"({name} changed)" in refusal(bench.main, "--device", "cpu", *arguments, f"--{name}", value)
-    assert given["tolerance"] == 0.01
-    link.unlink()
-    link.symlink_to("checkpoint_2")  # the run has gone on
-    assert "(checkpoint changed)" in refusal(bench.main, "--device", "cpu", *arguments)
 
 
 @pytest.mark.parametrize("arguments, message", [

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 import types
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from backbone import Backbone, Chat, Completion, Sampling
 import recipes  # noqa: F401 (it enters the release's form of a verdict)
 from chat import prompts
-from chat.calls import extract_code, fenced_blocks
+from chat.calls import extract_code
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
 from chat_templates import CALL, GLM_RESPONSE, TEMPLATES, calling, template_tokenizer
@@ -58,8 +57,8 @@ def test_what_is_learnt_is_each_reply_with_its_end(chat, kind):
     assert chat.encode("a \ud83d b") == chat.encode("a ? b")  # half a surrogate pair
     ids, mask = encode(chat, TALK)
     replies = [message["content"] for message in TALK if message["role"] == "assistant"]
-    if kind in ("llama2", "llama3", "gemma"):
-        replies = [" " * (kind == "llama2") + reply.strip() for reply in replies]  # the blank is after its prompt
+    if kind == "llama2":
+        replies = [" " + reply.strip() for reply in replies]  # the blank is after its prompt
     end = chat.tokenizer.decode(chat.end)
     assert learnt(chat, ids, mask) == [reply + end for reply in replies]
     assert end.strip() and chat.end[-1] in chat.tokenizer.all_special_ids

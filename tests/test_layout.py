@@ -54,11 +54,3 @@ def test_importing_does_not_start_cuda():
 
 def test_no_circle():
     list(TopologicalSorter({name: imports(name) for name in MODULES}).static_order())  # raises CycleError
-
-
-def test_no_line_of_code_is_longer_than_120_columns():
-    ours = [path for folder in (".", "*", "*/*") for path in ROOT.glob(f"{folder}/*.py")
-            if not str(path.relative_to(ROOT)).startswith((".", "runs"))]
-    assert len(ours) > 100
-    assert [f"{path}:{number}" for path in ours for number, line in enumerate(path.read_text().split("\n"), 1)
-            if len(line) > 120] == []

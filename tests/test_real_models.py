@@ -26,7 +26,7 @@ from command.process import UserError
 
 # Kind of template: transformers' name of the architecture that has it here.
 ARCHITECTURES = dict.fromkeys(TEMPLATES, "Qwen3") | {
-    "release": "Qwen2", "llama2": "Llama", "mistral": "Mistral", "llama3": "Olmo2", "smol": "SmolLM3"}
+    "release": "Qwen2", "llama2": "Llama", "mistral": "Mistral", "falcon": "Olmo2", "smol": "SmolLM3"}
 
 
 @pytest.mark.parametrize("kind", [

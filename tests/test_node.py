@@ -191,16 +191,6 @@ def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
         assert mine == theirs
 
 
-# ---- one process
-
-
-def test_without_a_launcher_nothing_is_changed():
-    items = [1, 2, 3]
-    assert ranks.share(items) == ranks.gather(items) == items and ranks.each(4) == [4] and ranks.first(5) == 5
-    assert ranks.distribute([2, 1, 2], lambda part: [-item for item in part]) == [-2, -1, -2]
-    assert isinstance(ranks.sharded(make_adamw, tensors(), lr=0.1), torch.optim.Optimizer)
-
-
 def all_on_a_rank(arguments):
     folder, *options = arguments
     update_on_a_rank(Path(folder))

@@ -158,8 +158,6 @@ def test_broken_files_are_told_in_one_line(refusal, run, tmp_path):
         file.write('{"step": 3, "ro')  # a line that a kill has cut off is left out
     assert len(report.write_page([run], tmp_path / "page.html")[0].rollouts) == 8
     path = run / "rollouts/step_2.jsonl"
-    path.write_text(path.read_text() + "no JSON\n")
-    assert f"{path}, line 3: cannot be read" in refusal(report.main, run)
     path.write_text('{"role": "summary"}\n')
     assert "a line lacks a field (KeyError)" in refusal(report.main, run)
     assert "no run" in refusal(report.main, tmp_path)

@@ -237,6 +237,18 @@ def test_what_an_attempt_sees(strategy, seen, tmp_path):
     assert sample.turns[0].tokens == 1 + judged
 
 
+def test_evolution_begins_with_nothing_and_then_shows_one_parent(tmp_path):
+    """Which one: test_a_parents_chance_falls_with_its_rank. The budget of tokens ends a sample; a reply has one."""
+    parents = []
+
+    def script(messages, tool, generator):
+        parents.append(sum(message["role"] == "assistant" for message in messages))
+        return kernel(2.0)
+
+    [sample], _ = first(tmp_path / "few.jsonl", script, strategy="evolve", turns=60, tokens=9)
+    assert parents == [0] * 4 + [1] * 5 and len(sample.turns) == 9
+
+
 # ---- the command
 
 def by_task(messages, tool, generator):

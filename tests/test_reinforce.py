@@ -152,8 +152,8 @@ def test_records_hold_what_happened(world):
 
 
 def test_learning_moves_the_policy_to_the_better_kernel(world):
-    """25 steps on one choice: two right kernels and two wrong replies. The mean reward must rise."""
-    out = world("run", "--steps", "25", "--no-skills", "--turns", "1", "--lr", "0.0005", "--set", "prs=False")
+    """20 steps on one choice: two right kernels and two wrong replies. The mean reward must rise."""
+    out = world("run", "--steps", "20", "--no-skills", "--turns", "1", "--lr", "0.0005", "--set", "prs=False")
     first, last = (statistics.mean(m["reward_best"] for m in part) for part in (metrics(out)[1:6], metrics(out)[-5:]))
     assert last > first + 0.15
 
@@ -203,3 +203,6 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
             assert lines[step][f"{name}_reward_best"] == pytest.approx(statistics.mean(best_rewards(part)))
             assert name == "with" or not any(r["skills"] for r in part)
         assert len(policy) == 2 * 2 * 2 and any(r["skills"] for r in policy)
+    Scripted.draws.clear()
+    world("single", "--steps", "1", evaluate=True)
+    assert Scripted.draws == {(0, 1.0), (0, 0.95), (1.0, 1.0)}  # a single sample is greedy

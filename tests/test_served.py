@@ -92,6 +92,15 @@ def test_what_fails_is_asked_again_and_then_fails_alone(url, failure, capsys):
     assert [body["seed"] for body, _ in Stub.asked[:3]] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("answer, text, tokens, finished", [
+    (saying(message={"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "bcd"}]}), "abcd", 1, True),
+    (saying(message={"content": None}, finish_reason="length"), "", 0, False)])
+def test_answers_in_other_layouts_are_read(url, answer, text, tokens, finished):
+    Stub.script = [answer]
+    [reply] = replies(Server(url))
+    assert (reply.text, len(reply.token_ids), reply.finished) == (text, tokens, finished)
+
+
 def test_a_refused_prompt_and_a_reply_that_takes_too_long_are_asked_once(url, capsys):
     model = Server(url)
     model.timeout = 0.2

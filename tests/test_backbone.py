@@ -23,9 +23,7 @@ CALL = '{"name": "f", "arguments": {"a": [1, "x"]}}'
     f"thinking\n<tool_call>\n{CALL}\n</tool_call>trailing",
     '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
     '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
-    '<tool_call>{"name": "f", "args": {"a": [1, "x"]}}</tool_call>',  # the released checkpoints' spellings
-    "<tool_call>{'name': 'f', 'args': {'a': [1, 'x']}}</tool_call>",
-    "<function=f><parameter=a>[1, 'x']</parameter></function>",
+    "<tool_call>{'name': 'f', 'args': {'a': [1, 'x']}}</tool_call>",  # the released checkpoints' spelling
     f'<think>\n<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call></think><tool_call>{CALL}</tool_call>',
     f"```json\n{CALL}\n```", '```json\n{"a": [1, "x"]}\n```', '```\n{"a": [1, "x"]}\n```',
     f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>broken</tool_call><tool_call>{CALL}'
@@ -35,18 +33,15 @@ def test_every_form_of_a_tool_call_is_read(text):
 
 
 MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
-    "", "{", "[]", "null", '{"name": "f"}', '{"name": "f", "arguments": [1]}', '{"name": ["f"], "arguments": {}}',
-    '{"name": "g", "arguments": {"a": 1}}', '{"name": "f", "arguments": {"a": NaN, "a": 1e999}',
-    '{"name": "f", "arguments": {"a": ' + "\ud800}}", "{'name': 'f', 'arguments': {'a'}}", "{'a': {1, b'x'}}",
+    "", "{", "[]", '{"name": "f"}', '{"name": "f", "arguments": [1]}', '{"name": ["f"], "arguments": {}}',
+    '{"name": "g", "arguments": {"a": 1}}', "{'name': 'f', 'arguments': {'a'}}",
     "{'name': 'f', 'arguments': " + "[" * 5000, "[" * 100_000, "[" + "-" * 9999 + "1]")] + [
-    "", "no call at all", "</tool_call><tool_call>", "<tool_call>" * 50, "<function=f></function>",
-    "<function=g><parameter=a>1</parameter></function>", "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "``````",
+    "no call at all", "</tool_call><tool_call>", "<function=f></function>", "```json\n[1, 2]\n```", "```json\n{\n```",
     '```json\n{"name": "g", "arguments": {"a": 1}}\n```', "```json\n" + '{"a":' * 50_000 + "\n```", "\x00\ud800\uffff",
     f"<think><tool_call>{CALL}</tool_call>\n```python\nclass ModelNew:\n    pass\n```\nor",  # cut off
     f"<think>{CALL}\n```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
-    "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
-    "```" + "a" * 50_000 + "`", "<tool_call>" * 10_000, "<function=f>" * 10_000, "```python class ModelNew```",
-    "```python\n# class ModelNew\n```"]
+    "```python\nclass ModelNew", "class ModelNew: pass", "```python\n# class ModelNew\n```",
+    "```" + "a" * 50_000 + "`", "<tool_call>" * 10_000, "<function=f>" * 10_000]
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -66,9 +61,9 @@ def test_code_is_the_last_block_that_defines_model_new():
 
 def test_a_value_that_is_no_json_stays_text():
     """A transcript holds JSON; Python literals can be more than that."""
-    values = ["{1, 2}", "b'x'", "[1, {2}]", "(1, 2)", "[1, 'x', None, (2,)]", "\\d", "['\\d']"]
+    values = ["{1, 2}", "(1, 2)", "\\d", "[1, 'x', None, (2,)]"]
     read = [extract_tool_call(f"<function=f><parameter=a>{value}</parameter></function>", "f")["a"] for value in values]
-    assert read == values[:4] + [[1, "x", None, [2]], "\\d", ["\\d"]]
+    assert read == values[:3] + [[1, "x", None, [2]]]
 
 
 # ---- sampling and rescoring
@@ -81,36 +76,29 @@ def test_replies_end_at_the_stop_token_or_the_limit(model):
         model.sample([[5], []], Sampling(20))
     replies = model.sample(PROMPTS * 8, Sampling(200), torch.Generator().manual_seed(0))
     stop = model.tokenizer.eos_token_id
-    ended = [r for r in replies if r.finished]
-    assert 5 < len(ended) < 40  # both kinds occur, or this test shows nothing
+    assert 5 < sum(r.finished for r in replies) < 40  # both kinds occur, or this test shows nothing
     for reply in replies:
         assert stop not in reply.token_ids[:-1]
         assert (reply.token_ids[-1] == stop) == reply.finished
         assert reply.finished or len(reply.token_ids) == 200
         assert "<|im_end|>" not in reply.text
-    assert len({len(r.token_ids) for r in ended}) > 3  # rows that end early leave the batch, the others go on
 
 
-def test_sampling_follows_the_distribution(model):
-    """The first token's frequencies over 16,000 draws against the model's own softmax."""
-    with torch.no_grad():
-        want = model.model(torch.tensor([PROMPTS[1]])).logits[0, -1].softmax(-1)
-    model.engine.most = 4000
-    draws = model.sample([PROMPTS[1]] * 16000, Sampling(1), torch.Generator().manual_seed(1))
-    got = torch.bincount(torch.tensor([d.token_ids[0] for d in draws]), minlength=len(want)) / 16000
-    assert (got - want).abs().sum() / 2 < 0.12 < (got - want.roll(1)).abs().sum() / 2
-
-
-def test_top_p_draws_from_the_likeliest_tokens_alone(model):
+@pytest.mark.parametrize("top_p", [1.0, 0.2])
+def test_sampling_follows_the_distribution(model, top_p):
+    """The first token's frequencies over 4,000 draws against the model's own softmax, of the likeliest tokens alone."""
     with torch.no_grad():
         shares = model.model(torch.tensor([PROMPTS[1]])).logits[0, -1].softmax(-1)
     ordered, order = shares.sort(descending=True)
-    count = int((ordered.cumsum(0) < 0.2).sum()) + 1  # the token that crosses 0.2 stays
-    draws = model.sample([PROMPTS[1]] * 400, Sampling(1, top_p=0.2), torch.Generator().manual_seed(1))
-    drawn = torch.bincount(torch.tensor([draw.token_ids[0] for draw in draws]), minlength=len(shares)) / 400
-    assert set(drawn.nonzero()[:, 0].tolist()) <= set(order[:count].tolist()) and (drawn > 0).sum() > count / 2
-    assert (drawn[order[:count]] - ordered[:count] / ordered[:count].sum()).abs().max() < 0.1
-    for draw in draws[::50]:  # log-probabilities are those of the whole distribution
+    dropped = ordered.cumsum(0) - ordered >= top_p  # the token that crosses the bound stays
+    want = torch.zeros_like(shares)
+    want[order] = ordered.masked_fill(dropped, 0)
+    model.engine.most = 4000
+    draws = model.sample([PROMPTS[1]] * 4000, Sampling(1, top_p=top_p), torch.Generator().manual_seed(1))
+    got = torch.bincount(torch.tensor([draw.token_ids[0] for draw in draws]), minlength=len(want)) / 4000
+    assert not got[want == 0].any()
+    assert (got - want / want.sum()).abs().sum() / 2 < 0.2 < (got - want.roll(1)).abs().sum() / 2
+    for draw in draws[::500]:  # log-probabilities are those of the whole distribution
         assert draw.logprobs[0] == pytest.approx(shares[draw.token_ids[0]].log().item(), abs=1e-4)
 
 
@@ -131,23 +119,19 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tm
 
 # ---- loading
 
-@pytest.mark.parametrize("file, content", [
-    ("model.safetensors", 5000), ("model.safetensors", "a tensor less"), ("config.json", 100),
-    ("config.json", b'{"model_type": "qwen3", "hidden_size": "x"}'), ("tokenizer.json", b"[]"),
-    ("chat_template.jinja", b""), ("generation_config.json", b"[]")])
-def test_a_broken_folder_is_told_in_one_line(model, tmp_path, file, content):
-    """content: what the file holds, or how many bytes of it are left."""
+def test_a_broken_folder_is_told_in_one_line(model, tmp_path):
     model.save(tmp_path)
-    path = tmp_path / file
-    if content == "a tensor less":
-        weights = load_file(path)
-        weights.pop("model.layers.1.mlp.down_proj.weight")
-        save_file(weights, path, {"format": "pt"})
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[:content])
-    with pytest.raises(UserError, match="cannot load the model|chat template") as caught:
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    weights = {name: weight for name, weight in whole.items() if name != "model.layers.1.mlp.down_proj.weight"}
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(UserError, match="cannot load the model"):
         Backbone.load(tmp_path)
-    assert "\n" not in str(caught.value)
+    save_file(whole, path, {"format": "pt"})
+    for file in ("chat_template.jinja", "config.json"):
+        (tmp_path / file).write_text("")
+        with pytest.raises(UserError, match="^[^\n]*(cannot load the model|chat template)[^\n]*$"):
+            Backbone.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Mistral", "Olmo2", "SmolLM3"])
@@ -167,11 +151,9 @@ def test_supported_architectures_are_sampled_and_rescored_as_by_their_own_forwar
 @pytest.mark.parametrize("changes", [
     {"model_type": "gpt2"}, {"sliding_window": 8, "use_sliding_window": True},
     {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}])
-def test_other_architectures_are_refused_in_one_line(model_folder, tmp_path, changes):
-    for path in model_folder.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    config = json.loads((model_folder / "config.json").read_text())
-    (tmp_path / "config.json").unlink()
+def test_other_architectures_are_refused_in_one_line(model, tmp_path, changes):
+    model.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError, match="only qwen3, .* with full attention are supported"):
         Backbone.load(tmp_path)

@@ -20,7 +20,7 @@ from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
 from command.files import ROOT
 from command.options import complete
-from command.process import UserError, run_command
+from command.process import run_command
 from skills import Skill, SkillLibrary
 from tasks import builtin_tasks
 
@@ -183,14 +183,11 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     assert model.asked[1.0, 99] == 3 * 2 * 5 - len(replies)  # none is sampled again, and no kernel is judged again
     kernels = [turn for task in tasks[2:] for s in samples[task.name] for turn in s.turns if turn.verdict.correct]
     assert len(sandbox.scored) == len(kernels) - sum(answer.get("correct", False) for answer in known)
-    told = Counter(turn.reply for task in tasks[2:4] for s in samples[task.name] for turn in s.turns)
-    assert not Counter(replies) - told and not unfinished.exists()
-    assert len(read_lines(path)) == 14
+    assert not unfinished.exists()
     assert bench.read_results(path) == {(s.task, s.index): s for group in samples.values() for s in group}
 
     path.write_text("".join(lines[:4]) + lines[4][:50])
     done = bench.open_folder(folder, config)
-    assert path.read_text() == "".join(lines[:4])
     assert run(tasks, path, library=LIBRARY, done=done) == whole and path.read_text() == "".join(lines)
 
 
@@ -280,7 +277,7 @@ def command(monkeypatch, capsys):
     return run_bench
 
 
-def test_command_end_to_end(tmp_path, command, borrowed):
+def test_command_end_to_end(tmp_path, command, borrowed, refusal):
     """A problem that is solved, one that cannot be used and one that gets no code, through the real sandbox."""
     borrowed(bench)
     good, out = builtin_tasks(1)[0].source, tmp_path / "out"
@@ -289,68 +286,41 @@ def test_command_end_to_end(tmp_path, command, borrowed):
     (tmp_path / "KernelBench/level1").mkdir(parents=True)
     for name, source in sources.items():
         (tmp_path / f"KernelBench/level1/{name}.py").write_text(source)
-    arguments = ["--ids", "1-3", "--samples", 2, "--kernelbench", tmp_path, "--model", tmp_path, "--out", out]
+    arguments = ["--ids", "1-3", "--samples", 1, "--turns", 2, "--kernelbench", tmp_path, "--model", tmp_path,
+                 "--out", out]
     code, text, err, model = command(*arguments)
     assert code == 0, err
     summary = json.loads((out / "summary.json").read_text())
     assert summary["clock"] == "modelled" and "modelled" in text and "measured" not in text
-    assert summary["command"].startswith("python bench.py --device cpu --level 1 --ids 1-3")
-    assert torch.__version__.startswith(summary["versions"]["torch"])
-    assert summary["config"]["seed"] == 0 and summary["hardware"]
     best = summary["figures"][1]  # best turn, strict
     assert best["correct"] == best["fast_1"] == best["fast_2"] == 1 / 3 and best["geometric_mean"] > 2
     problems = [summary["problems"][f"level1/{name}"] for name in sources]
-    assert [problem["correct"] for problem in problems] == [2, 0, 0]
+    assert [problem["correct"] for problem in problems] == [1, 0, 0]
     assert "no_softplus_there" in problems[1]["error"] and "no code block" in problems[2]["error"]
+    assert f"{out}: KernelBench, level 1: 3 of 3 problems, 1 samples" in text and "\n0 samples found, and 0" in text
     lines = text.splitlines()
-    assert f"{out}: KernelBench, level 1: 3 of 3 problems, 2 samples" in text and "\n0 samples found, and 0" in text
-    # As each ends: no kernel of 3_Hard has to be judged.
-    assert [line.split()[0] for line in lines[3:6]] == ["level1/3_Hard", "level1/1_Good", "level1/2_Bad"]
-    assert len(re.findall("^(best|last) turn ", text, re.MULTILINE)) == 4 and "2 of 2" in text
+    assert lines[3].startswith("level1/3_Hard")  # as each ends: no kernel of it has to be judged
+    assert len(re.findall("^(best|last) turn ", text, re.MULTILINE)) == 4 and "1 of 1" in text
     assert (out / "fast_p.png").stat().st_size > 10000 and lines[-1].startswith(f"{out}/report.html")
-    assert "KernelBench, level 1: 3 of 3 problems" in (out / "report.html").read_text()
-    rows = [row for row in read_lines(out / "results.jsonl") if row["task"] == "level1/1_Good"]
-    assert [[turn["verdict"]["correct"] for turn in row["turns"]] for row in rows] == [[False, True, True]] * 2
+    [row] = [row for row in read_lines(out / "results.jsonl") if row["task"] == "level1/1_Good"]
+    assert [turn["verdict"]["correct"] for turn in row["turns"]] == [False, True]
+    assert "(seed changed)" in refusal(bench.main, "--device", "cpu", "--level", 1, *arguments, "--seed", 1)
     code, again, err, model = command(*arguments)
-    assert code == 0 and not model.asked and "\n6 samples found," in again and again.splitlines()[3:] == lines[6:]
-
-
-def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusal):
-    link, given = tmp_path / "model", {}
-    for number in (2, 1):
-        (tmp_path / f"checkpoint_{number}").mkdir()
-    link.symlink_to("checkpoint_1")
-    arguments = ["--ids", 2, "--samples", 1, "--turns", 1, "--model", link, "--out", tmp_path / "o"]
-    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: given.update(settings) or Scorer())
-    monkeypatch.setattr(bench, "report", lambda *_: None)
-    assert command(*arguments)[0] == 0
-    assert (given["tolerance"], given["baseline"]) == (1e-4, "eager")
-    for changed in ("--seed 1", "--samples 2", "--no-skills", "--tolerance 0.01"):
-        name = changed.split()[0].removeprefix("--").replace("-", "_")
-        assert f"({name} changed)" in refusal(bench.main, "--device", "cpu", *arguments, *changed.split())
-    assert given["tolerance"] == 0.01
-    link.unlink()
-    link.symlink_to("checkpoint_2")  # the run has gone on
-    assert "(checkpoint changed)" in refusal(bench.main, "--device", "cpu", *arguments)
+    assert code == 0 and not model.asked and "\n3 samples found," in again and again.splitlines()[3:] == lines[6:]
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ("--model no/such/folder", "no/such/folder"), ("--kernelbench no/such/checkout", "no level1/ there"),
     ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
-    ("--samples 0", "--samples 0: choose a number above 0"), ("--temperature nan", "--temperature nan: choose"),
     ("--top-p 3", "above 0 to 1"), ("--bm25-only --no-skills", "choose one"),
     ("--strategy evolve --turns 4", "below --turns 5 no attempt sees an earlier one"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):
     (tmp_path / "file").write_text("")
-    arguments = arguments.split()
-    if "--model" not in arguments:
-        monkeypatch.setattr(bench.Backbone, "load", lambda path, device: Scripted(by_task))
-        arguments += ["--model", str(tmp_path)]
+    monkeypatch.setattr(bench.Backbone, "load", lambda path, device: Scripted(by_task))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    assert message in refusal(bench.main, "--level", 1, *arguments)
+    assert message in refusal(bench.main, "--level", 1, "--model", tmp_path, *arguments.split())
     assert not (tmp_path / "runs").exists()
 
 
@@ -362,6 +332,4 @@ def test_ctrl_c_keeps_each_problem_that_is_done_and_leaves_a_page(tmp_path, comm
     code, out, err, _ = command(*arguments, "--out", tmp_path / "o")
     assert code == 130 and len(read_lines(tmp_path / "o/results.jsonl")) == 2
     assert "A part of the benchmark: 2 of 6 problems are done." in (tmp_path / "o/report.html").read_text()
-    command_line = " ".join(map(str, ["--device cpu --level 1", *arguments, "--out", tmp_path / "o"]))
-    assert err.endswith(f"interrupted: {tmp_path}/o/report.html shows what is done; continue with: "
-                        f"python bench.py {command_line}\n")
+    assert "continue with: python bench.py --device cpu --level 1 --ids 1-6" in err

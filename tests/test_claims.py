@@ -1,6 +1,5 @@
 """The table of claims: intervals over seeds and what is concluded from them, and what is read of a run's files."""
 
-import json
 import math
 import sys
 
@@ -14,24 +13,21 @@ import claims  # noqa: E402
 
 
 def test_an_interval_and_its_verdict():
-    for n, quantile in ((2, 12.706), (4, 3.182), (30, 2.045)):  # Student's t
-        assert claims.student(n) == pytest.approx(quantile, abs=0.005)
+    assert claims.student(4) == pytest.approx(3.182, abs=0.005)  # of a table of Student's t
     mean, half = claims.interval([1.0, 2.0, 3.0])
     assert mean == 2 and half == pytest.approx(4.303 / math.sqrt(3))
     assert claims.interval([0.3]) == (0.3, math.inf)
     assert claims.judged([0.3, 0.31, 0.32]) == "confirmed"
     assert claims.judged([-0.3, -0.31, -0.32]) == "contradicted"
     assert claims.judged([0.01, -0.01, 0.0, 0.005]) == "none seen"
-    assert claims.judged([0.5]) == "open"
-    wide = [0.2, -0.1, 0.3]
-    _, half = claims.interval(wide)
-    assert claims.judged(wide) == f"open ({math.ceil(3 * (half / (0.4 / 3)) ** 2)} seeds)"
+    _, half = claims.interval([0.2, -0.1, 0.3])
+    assert claims.judged([0.2, -0.1, 0.3]) == f"open ({math.ceil(3 * (half / (0.4 / 3)) ** 2)} seeds)"
 
 
 TASK = "redundant/1_MirroredLength"  # its pair is flip before norm
 
 
-def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
+def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
     """Rewards with the library and without it, and uses of skills that the run has found."""
     def rollout(skills, speedup, reward):
         return {"role": "policy", "task": TASK, "skills": skills,
@@ -57,11 +53,8 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
     assert run.gain("with_reward_best") == 0.5
     assert run.found() == [("flip", "norm")] and claims.held(run) == 1.0
     assert run.uses == {found: [[2, TASK, 2.0]]}
-    assert json.loads((kept / "problems.json").read_text())["rewards"] == {"2": {TASK: [[1.5, 0.75], [1.0, 0.5]]}}
     rows = {measured: values for _, measured, values in claims.claims({"default": {0: run}})}
     assert rows["reward, redundant operators, with the library, after - before"] == [0.5]
     assert rows["reward with the library - without, all 12 problems"] == [0.5]
     assert rows["the same, problems about whose pair the library has a skill"] == [0.5]
     assert rows["held-out pairs in the library"] == [1.0]
-    claims.print_table({"default": {0: run}})
-    assert "| +0.500 [-inf, +inf] | 1 | open |" in capsys.readouterr().out

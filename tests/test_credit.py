@@ -158,7 +158,7 @@ def test_rows_without_advantage_are_not_computed(model, monkeypatch):
 
 
 def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
-    sequences = sampled_rows(model, [1.0] * 24)
+    sequences = sampled_rows(model, [1.0] * 16)
     batches = list(micro_batches(sequences, 400))
     assert sorted(id(rows) for batch in batches for rows in batch) == sorted(map(id, sequences))
     widths = []

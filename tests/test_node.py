@@ -37,11 +37,11 @@ def close(a, b, tolerance=1e-6):
 # ---- the optimiser
 
 
-def tensors(dtype):
+def tensors():
     """Parameters that two ranks can split evenly, and one that they cannot."""
     generator = torch.Generator().manual_seed(0)
     shapes = (6, 4), (7, 5), (8,)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).bfloat16()) for shape in shapes]
 
 
 def steps(part, optimizer, parameters, first, last):
@@ -64,37 +64,34 @@ def steps(part, optimizer, parameters, first, last):
 def update_on_a_rank(folder):
     """Rank 0 leaves in `folder` what all have come to. Half the steps are those of optimisers that have loaded the
     others' state."""
-    found = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        parameters, norms = tensors(dtype), []
-        for first, last in ((0, 3), (3, 6)):
-            parameters = [torch.nn.Parameter(p.detach()) for p in parameters]  # without the first optimiser's hooks
-            optimizer = ranks.sharded(make_adamw, [{"params": parameters}], lr=0.01)
-            if first:
-                optimizer.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
-            norms += steps([ranks.rank()], optimizer, parameters, first, last)
-            state = optimizer.state_dict()
-            if ranks.rank() == 0:
-                torch.save(state, folder / "state.pt")
-            ranks.each(None)
-        found[str(dtype)] = {"norms": norms, "parameters": parameters, "state": state["state"]}
+    parameters, norms = tensors(), []
+    for first, last in ((0, 3), (3, 6)):
+        parameters = [torch.nn.Parameter(p.detach()) for p in parameters]  # without the first optimiser's hooks
+        optimizer = ranks.sharded(make_adamw, [{"params": parameters}], lr=0.01)
+        if first:
+            optimizer.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
+        norms += steps([ranks.rank()], optimizer, parameters, first, last)
+        state = optimizer.state_dict()
+        if ranks.rank() == 0:
+            torch.save(state, folder / "state.pt")
+        ranks.each(None)
     same = ranks.each([p.tolist() for p in parameters])
     assert same[0] == same[1] and ranks.gather(ranks.share(["one"])) == ["one"] and ranks.first(ranks.rank()) == 0
     for items, parts in (("aabbccdd", "00110011"), ("abacad", "010101"), ("a", "0"), ("", "")):  # equal ones together
         assert ranks.distribute(items, lambda part: [item + str(ranks.rank()) for item in part]) == [
             item + part for item, part in zip(items, parts)]
     if ranks.rank() == 0:
-        torch.save(found, folder / "found.pt")
+        torch.save({"norms": norms, "parameters": parameters, "state": state["state"]}, folder / "found.pt")
 
 
 @pytest.fixture(scope="module")
 def killed(model_folder, tmp_path_factory):
-    """One launch of two ranks, which takes long: updates, a cold start, and a run in whose third step rank 1 is killed.
+    """One launch of two ranks, which takes long: updates, a cold start, and a run in whose last step rank 1 is killed.
 
     (the folder of what they leave, the finished process, when it ended)
     """
     folder = tmp_path_factory.mktemp("killed")
-    given = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "3", "--eval", "none"]
+    given = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "2", "--eval", "none"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--", __file__]
     done = subprocess.run([*command, folder, *given, "--out", folder / "ranks"], text=True,
                           capture_output=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # there may be fewer
@@ -104,20 +101,14 @@ def killed(model_folder, tmp_path_factory):
 def test_the_optimizer_of_two_ranks_is_that_of_one(killed):
     folder, done, _ = killed
     assert (folder / "found.pt").is_file(), done.stderr
-    found = torch.load(folder / "found.pt", weights_only=False)
-    for dtype in (torch.float32, torch.bfloat16):
-        parameters, got = tensors(dtype), found[str(dtype)]
-        optimizer = make_adamw(parameters, 0.01)
-        norms = steps([0, 1], optimizer, parameters, 0, 6)
-        assert norms == pytest.approx(got["norms"], rel=1e-6 if dtype == torch.float32 else 0.01)
-        tolerance = 1e-6 if dtype == torch.float32 else 0.01  # one process adds gradients in another order
-        assert all(close(a, b, tolerance) for a, b in zip(got["parameters"], parameters))
-        for number, state in optimizer.state_dict()["state"].items():
-            for name, value in state.items():
-                assert torch.is_tensor(value) == torch.is_tensor(got["state"][number][name])
-                if name.startswith("exp_avg"):
-                    assert got["state"][number][name].dtype == value.dtype
-                    assert close(got["state"][number][name], value, tolerance)
+    got, parameters = torch.load(folder / "found.pt", weights_only=False), tensors()
+    optimizer = make_adamw(parameters, 0.01)
+    norms = steps([0, 1], optimizer, parameters, 0, 6)
+    assert norms == pytest.approx(got["norms"], rel=0.01)  # one process adds gradients in another order
+    assert all(close(a, b, 0.01) for a, b in zip(got["parameters"], parameters))
+    for number, state in optimizer.state_dict()["state"].items():
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert close(got["state"][number][name], state[name], 0.01)
 
 
 # ---- the cold start
@@ -159,13 +150,13 @@ def test_two_ranks_begin_and_one_goes_on_as_one_alone(killed, tmp_path):
 
 
 def run_on_a_rank(arguments):
-    """reinforce.py with scripted replies, as test_reinforce.world. Rank 1 is killed in the third step."""
+    """reinforce.py with scripted replies, as test_reinforce.world. Rank 1 is killed in the second step."""
     enter(setattr)
     credit, calls = reinforce.credit, []
 
     def credit_or_die(*given):
         calls.append(1)
-        if len(calls) == 3 and ranks.rank() == 1:
+        if len(calls) == 2 and ranks.rank() == 1:
             print(f"killed at {time.time()};", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return credit(*given)
@@ -176,19 +167,18 @@ def run_on_a_rank(arguments):
 
 
 def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
-    whole, out, (folder, done, at) = world("whole", "--steps", "3", "--batch", "3"), tmp_path / "ranks", killed
+    whole, out, (folder, done, at) = world("whole", "--steps", "2", "--batch", "3"), tmp_path / "ranks", killed
     shutil.copytree(folder / "ranks", out, symlinks=True)
     assert done.returncode != 0 and at - float(re.search(r"killed at ([\d.]+);", done.stderr)[1]) < 30
-    assert done.stdout.count("step 2/3") == 1 and "step 3/3" not in done.stdout  # the progress is told once
-    assert library_at(out, 2) == library_at(whole, 2) and len(library_at(out, 2)) > 3
+    assert done.stdout.count("step 1/2") == 1 and "step 2/2" not in done.stdout  # the progress is told once
     world("ranks", "--resume")
-    assert library_at(out, 3) == library_at(whole, 3)
+    assert library_at(out, 2) == library_at(whole, 2) and len(library_at(out, 2)) > 3
     for mine, theirs in zip(metrics(out), metrics(whole), strict=True):
         assert mine.pop("seconds").keys() == theirs.pop("seconds").keys()
         for name, value in theirs.items():
             assert mine[name] == (pytest.approx(value, rel=1e-4, abs=1e-4) if isinstance(value, float) else value), name
     a, b = (torch.load(folder / "checkpoint/trainer.pt", weights_only=True) for folder in (out, whole))
-    assert torch.equal(a["generator"], b["generator"]) and a["step"] == b["step"] == 3
+    assert torch.equal(a["generator"], b["generator"]) and a["step"] == b["step"] == 2
     for mine, theirs in zip(a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True):
         for name in ("exp_avg", "exp_avg_sq"):
             assert torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-5 * theirs[name].abs().max().item())
@@ -199,16 +189,6 @@ def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
         mine, theirs = ([[line.get(key) for key in ("role", "task", "prompt", "reply")] for line in read_lines(file)]
                         for file in (out / "rollouts" / path.name, path))
         assert mine == theirs
-
-
-# ---- one process
-
-
-def test_without_a_launcher_nothing_is_changed():
-    items = [1, 2, 3]
-    assert ranks.share(items) == ranks.gather(items) == items and ranks.each(4) == [4] and ranks.first(5) == 5
-    assert ranks.distribute([2, 1, 2], lambda part: [-item for item in part]) == [-2, -1, -2]
-    assert type(ranks.sharded(make_adamw, tensors(torch.float32), lr=0.1)) is torch.optim.AdamW
 
 
 def all_on_a_rank(arguments):

@@ -26,26 +26,7 @@ from command.process import UserError
 
 # Kind of template: transformers' name of the architecture that has it here.
 ARCHITECTURES = dict.fromkeys(TEMPLATES, "Qwen3") | {
-    "release": "Qwen2", "llama2": "Llama", "mistral": "Mistral", "llama3": "Olmo2", "smol": "SmolLM3"}
-
-
-def test_a_chat_template_of_ones_own_is_learnt_and_stays_with_the_model(tokenizer, tmp_path, refusal):
-    """As the release does: Qwen3's own writes calls as JSON, the release's as parameters."""
-    made = template_tokenizer(tokenizer, "qwen3")
-    tiny_model("Qwen3", made, max_position_embeddings=4096).save_pretrained(tmp_path / "base")
-    made.chat_template = None  # as of some base models
-    made.save_pretrained(tmp_path / "base")
-    rows = {"messages": [*selection_messages(make_task(), []), calling()], "tools": [SELECT_TOOL]}
-    write_lines(tmp_path / "rows.jsonl", rows)
-    given = ["--model", tmp_path / "base", "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "o"]
-    given += ["--device", "cpu"]
-    assert "no chat template" in refusal(sft.main, *given)
-    given += ["--epochs", "1", "--chat-template", Path(__file__).with_name("templates") / "release.jinja"]
-    assert sft.main(list(map(str, given))) == 0
-    trained = Backbone.load(tmp_path / "o")
-    assert trained.tool_role == (True, True) and trained.tokenizer.decode(trained.stop_ids[-1:]) == "<|im_end|>"
-    text = trained.tokenizer.decode(trained.reply_ids(rows["messages"], SELECT_TOOL))
-    assert "<function=select_skills>" in text and '"it\'s two passes"' in text
+    "release": "Qwen2", "llama2": "Llama", "mistral": "Mistral", "falcon": "Olmo2", "smol": "SmolLM3"}
 
 
 @pytest.mark.parametrize("kind", [
@@ -54,6 +35,8 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     source, start, out = tmp_path / "source", tmp_path / "start", tmp_path / "run"
     made = template_tokenizer(tokenizer, kind)
     tiny_model(ARCHITECTURES[kind], made, max_position_embeddings=8192).save_pretrained(source)
+    template = Path(__file__).with_name("templates") / f"{kind}.jinja"
+    made.chat_template = None  # as of some base models
     made.save_pretrained(source)
     task = make_task()
     (tmp_path / "tasks").mkdir()
@@ -69,8 +52,10 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     talk.append({"role": "assistant", "content": "Plan: b."})
     row = {"messages": [*selection_messages(task, skills), calling(None)], "tools": [SELECT_TOOL]}
     write_lines(tmp_path / "rows.jsonl", row, {"messages": talk})
-    assert sft.main(f"--model {source} --data {tmp_path}/rows.jsonl --out {start} --device cpu --epochs 5 "
-                    "--batch-tokens 1024 --lr 1e-2".split()) == 0
+    given = f"--model {source} --data {tmp_path}/rows.jsonl --out {start} --device cpu --epochs 5 --batch-tokens 1024"
+    with pytest.raises(UserError, match="no chat template"):
+        sft.main(given.split())
+    assert sft.main(f"{given} --lr 1e-2 --chat-template {template}".split()) == 0
     history = json.loads((start / "sft.json").read_text())["history"]
     assert history[-1]["loss"] < 0.9 * history[0]["loss"] and not (start / sft.CHECKPOINT).exists()
 
@@ -82,13 +67,10 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
                           "--batch 1 --k 2 --n 2 --turns 2 --policy-tokens 40 --lr 1e-3 "
                           "--set trials=1 selection_tokens=20".split()) == 0
     line = read_lines(out / "metrics.jsonl")[-1]
-    assert line["step"] == 1 and sum(line["rows"].values()) > 8
-    assert line["tokens_trained"] > 0 and line["ratio_off"] < 1e-3 and line["grad_norm"] > 0
+    assert sum(line["rows"].values()) > 8 and line["tokens_trained"] > 0
+    assert line["ratio_off"] < 1e-3 and line["grad_norm"] > 0
     after = Backbone.load(out / "checkpoint")
     assert any(not torch.equal(a, b) for a, b in zip(before.model.parameters(), after.model.parameters()))
-    told = read_lines(out / "rollouts/step_1.jsonl")
-    assert {entry["role"] for entry in told} == {"selection", "policy"}
-    assert all(len(entry["turns"]) == 2 for entry in told if entry["role"] == "policy")
 
     # The run's own good replies.
     again = f"--model {out}/checkpoint --from-rollouts {out} --min-reward 0.2 --device cpu --epochs 1"

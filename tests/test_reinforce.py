@@ -98,33 +98,30 @@ def weights(out):
 
 
 @pytest.mark.curves
-def test_training_steps(world, monkeypatch, capsys):
+def test_training_steps(world, monkeypatch):
     """All three roles enter the loss; a skill is proposed, verified, flushed after the update, and selected later."""
     sizes, flush = [], reinforce.flush  # sizes: of the library after the update
-    monkeypatch.setattr(sys, "argv", ["/somewhere/reinforce.py", "--steps", "6", "--out", "a b"])
+    monkeypatch.setattr(sys, "argv", ["/somewhere/reinforce.py", "--steps", "4", "--out", "a b"])
     monkeypatch.setattr(reinforce, "flush", lambda run, e: sizes.append(len(run.library)) or flush(run, e))
-    out = world("run", "--steps", "6")
+    out = world("run", "--steps", "4")
     lines = metrics(out)
-    assert sizes == [m["library"] for m in lines[:-1]]
-    assert [m["step"] for m in lines] == list(range(7)) and lines[0]["library"] == 3
+    assert sizes == [m["library"] for m in lines[:-1]] and [m["step"] for m in lines] == list(range(5))
     flushed = [m["step"] for m in lines[1:] if m["staged"]]
     assert flushed and sum(m["selected_learnt"] for m in lines if m["step"] > flushed[0]) > 0
     assert sum(m["selected_learnt"] for m in lines[1:flushed[0] + 1]) == 0  # not before it was flushed
-    assert len(list((out / "skill_library").iterdir())) == 7  # a snapshot of every step
     for m in lines[1:]:
         assert m["rows"]["policy"] + m["masked"]["void"] == 2 * 3 * 2 * 2 and m["rows"]["selection"] == 4
         assert m["masked"]["mrs"] == 0 and m["tokens_trained"] > 0
         assert m["ratio_off"] < 1e-4 and m["grad_norm"] > 0  # exactly on-policy
         assert m["library"] == lines[m["step"] - 1]["library"] + m["staged"]
     assert sum(m["rows"]["summary"] for m in lines[1:]) > 0 and sum(m["masked"]["prs"] for m in lines[1:]) > 0
-    names = [s.name for s in library_at(out, 6)]
+    names = [s.name for s in library_at(out, 4)]
     assert names[:3] == ["seed-a", "seed-b", "other"] and names[3] == "learnt" and len(set(names)) == len(names)
     assert [s.name for s in library_at(out, flushed[0] - 1)] == names[:3]
-    assert SkillLibrary.of_model(out / "checkpoint").skills == library_at(out, 6)
+    assert SkillLibrary.of_model(out / "checkpoint").skills == library_at(out, 4)
     assert (out / "curves.png").stat().st_size > 10_000 and "learnt" in (out / "report.html").read_text()
-    assert "Skills found: " in capsys.readouterr().out
     config = json.loads((out / "config.json").read_text())
-    assert config["command"] == "python reinforce.py --steps 6 --out 'a b'" and {"hardware", "commit"} < set(config)
+    assert config["command"] == "python reinforce.py --steps 4 --out 'a b'" and {"hardware", "commit"} < set(config)
 
 
 def test_records_hold_what_happened(world):
@@ -155,14 +152,13 @@ def test_records_hold_what_happened(world):
 
 
 def test_learning_moves_the_policy_to_the_better_kernel(world):
-    """Thirty steps on one choice: two right kernels and two wrong replies. The mean reward must rise."""
-    out = world("run", "--steps", "30", "--no-skills", "--turns", "1", "--lr", "0.0005", "--set", "prs=False")
+    """20 steps on one choice: two right kernels and two wrong replies. The mean reward must rise."""
+    out = world("run", "--steps", "20", "--no-skills", "--turns", "1", "--lr", "0.0005", "--set", "prs=False")
     first, last = (statistics.mean(m["reward_best"] for m in part) for part in (metrics(out)[1:6], metrics(out)[-5:]))
     assert last > first + 0.15
 
 
 def test_ablations(world):
-    base = world("base", "--steps", "1")
     out = world("a", "--steps", "1", "--no-skills")
     assert all(m["rows"]["selection"] == m["summaries"] == m["staged"] == 0 for m in metrics(out)[1:])
     assert all(not line["skills"] for line in records(out, 1, "policy")) and len(records(out, 1, "policy")) == 12
@@ -170,13 +166,13 @@ def test_ablations(world):
     assert records(out, 1, "selection") == [] and all(m["rows"]["selection"] == 0 for m in metrics(out)[1:])
     chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
     assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
-    out = world("c", "--steps", "2", "--no-verify")
-    summaries = [line for step in (1, 2) for line in records(out, step, "summary")]
+    out = world("c", "--steps", "1", "--no-verify")
+    summaries = records(out, 1, "summary")
     proposals = [p for line in summaries for p in line["proposals"]]
     assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0
     assert {line["reward"] for line in summaries} <= {0.0, 1.0}
     out = world("frozen", "--steps", "1", "--freeze-selection", "--freeze-summary", "--set", "oversample=2")
-    assert metrics(out)[1]["rows"]["selection"] > 0 and weights(out) != weights(base)  # used and credited, not trained
+    assert metrics(out)[1]["rows"]["selection"] > 0  # used and credited (not trained: test_credit.py)
     assert len({line["task"] for line in records(out, 1, "policy")}) == 4  # of five, for a batch of two
 
 
@@ -186,20 +182,20 @@ def best_rewards(rollouts):
 
 def test_evaluation_before_after_and_between(world, monkeypatch):
     """On its own problems and its own random numbers: training goes on as if it had not been. Then the page is made."""
-    plain, pages = world("plain", "--steps", "3"), []
+    plain, pages = world("plain", "--steps", "2"), []
     monkeypatch.setattr(runs, "write_page", lambda folders, path: pages.append(len(metrics(folders[0]))))
     Scripted.draws.clear()
-    out = world("run", "--steps", "3", "--eval-every", "2", "--set", "eval_samples=2", evaluate=True)
+    out = world("run", "--steps", "2", "--eval-every", "1", "--set", "eval_samples=2", evaluate=True)
     lines = metrics(out)
-    assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 3] and weights(out) == weights(plain)
-    assert [m["step"] for m in lines if "with_reward_best" in m] == [0, 2, 3]
-    assert pages == [1, 3]  # after steps 0 and 2; after the last one it is finish_run's
+    assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 2] and weights(out) == weights(plain)
+    assert [m["step"] for m in lines if "with_reward_best" in m] == [0, 1, 2]
+    assert pages == [1, 2]  # after steps 0 and 1; after the last one it is finish_run's
     assert Scripted.draws == {(0, 1.0), (1.0, 0.95), (1.0, 1.0)}  # selections and checks; samples; training
-    for step in (0, 3):
+    for step in (0, 2):
         rollouts = read_lines(out / f"rollouts/eval_{step}.jsonl")
         assert len(best_rewards(rollouts)) == 3 * 2 and len(rollouts) == 3 * 2 + 3
         assert lines[step]["eval_reward_best"] == pytest.approx(statistics.mean(best_rewards(rollouts)))
-    for step in (0, 2, 3):
+    for step in (0, 1, 2):
         rollouts = read_lines(out / f"rollouts/redundant_{step}.jsonl")
         assert [r["role"] for r in rollouts].count("selection") == 2  # one a problem
         policy = [r for r in rollouts if r["role"] == "policy"]
@@ -208,5 +204,5 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
             assert name == "with" or not any(r["skills"] for r in part)
         assert len(policy) == 2 * 2 * 2 and any(r["skills"] for r in policy)
     Scripted.draws.clear()
-    assert "eval_reward_best" in metrics(world("after", "--steps", "2", evaluate=True))[2]
+    world("single", "--steps", "1", evaluate=True)
     assert Scripted.draws == {(0, 1.0), (0, 0.95), (1.0, 1.0)}  # a single sample is greedy

@@ -76,25 +76,6 @@ def run(tmp_path):
     return out
 
 
-@pytest.fixture
-def bench_folder(tmp_path):
-    """A benchmark of a problem with two samples."""
-    out = tmp_path / "bench"
-    config = {"model": "m", "device": "cpu", "turns": 1, "samples": 2, "source": "KernelBench, level 1", "problems": [],
-              "problems_in_level": 100, "strategy": "serial", "baseline": "eager", "tolerance": 1e-4}
-    write_lines(out / "config.json", config)
-    row = {"counted": "best turn", "rule": "strict", "correct": 0.5, "fast_1": 0.5, "fast_1.2": 0.5, "fast_1.5": 0.5,
-           "fast_2": 0.25, "fast_3": 0.0, "geometric_mean": 1.75}
-    write_lines(out / "summary.json", {"clock": "modelled", "figures": [row, row | {"counted": "last turn"}],
-                                       "skills": "no skills", "hardware": "h", "config": config, "problems": {}})
-    rows = []
-    for i, speedup in enumerate((1.75, None)):
-        turns = [{"reply": "r", "verdict": verdict(speedup)}]
-        rows.append({"task": "level1/5_X", "index": i, "skills": [], "turns": turns})
-    write_lines(out / "results.jsonl", *rows)
-    return out
-
-
 def made(*folders):
     """(the page of these folders, its HTML, the rollouts in it)."""
     assert report.main([*map(str, folders)]) == 0
@@ -111,9 +92,15 @@ def words(text):
 # ---- what it says
 
 
-def test_a_run_in_words(run):
+def test_a_run_in_words_and_conversations(run):
     """The figures are those of the files."""
-    text = words(made(run)[1])
+    _, text, listed = made(run)
+    rollouts = {r["id"]: r for r in listed}
+    assert list(rollouts) == [f"step_1.{i}" for i in range(5)] + ["eval_2.0", "step_2.0", "step_2.1"]
+    first, second = rollouts["step_1.3"]["turns"]
+    assert rollouts["step_1.4"]["winner"] == "step_1.3"
+    assert "speedup 1.25" in first["reply"] and EVIL in second["reply"] and second["feedback"] == f"told {EVIL}"
+    text = words(text)
     for sentence in (
             "before training -> after 2 steps: reward 1.000 -> 1.500, correct 90% -> 90%, Fast_1 25% -> 25% (modelled)",
             "Skills found: 1. found_2 (2.50x when verified).",
@@ -124,7 +111,7 @@ def test_a_run_in_words(run):
         assert sentence in text, sentence
 
 
-def test_a_page_says_where_it_comes_from_and_whether_it_is_of_a_part(run, bench_folder):
+def test_a_page_says_where_it_comes_from_and_whether_it_is_of_a_part(run):
     facts = {"command": "python reinforce.py --steps 5", "commit": "abc-dirty", "hardware": "2 cores",
              "versions": {"torch": "1.0", "triton": "3"}}
     write_lines(run / "config.json", {"model": "m", "device": "cpu", "steps": 5} | facts)
@@ -133,27 +120,15 @@ def test_a_page_says_where_it_comes_from_and_whether_it_is_of_a_part(run, bench_
     assert "A part of the run: 2 of 5 steps are done." in text and "No kernel was correct" not in text
     write_lines(run / "metrics.jsonl", metrics(0), metrics(1, correct=0.0), metrics(2, correct=0.0))
     assert "No kernel was correct in any step, so nothing could be learnt: these tasks" in words(made(run)[1])
-    config = json.loads((bench_folder / "config.json").read_text())
-    write_lines(bench_folder / "config.json", config | {"problems": ["level1/5_X", "level1/6_Y"]})
-    assert "A part of" not in words(made(bench_folder)[1])
-    (bench_folder / "summary.json").unlink()
-    assert "A part of the benchmark: 1 of 2 problems are done." in words(made(bench_folder)[1])
 
 
-def test_rollouts_are_on_the_page_as_conversations(run):
-    rollouts = {r["id"]: r for r in made(run)[2]}
-    assert list(rollouts) == [f"step_1.{i}" for i in range(5)] + ["eval_2.0", "step_2.0", "step_2.1"]
-    first, second = rollouts["step_1.3"]["turns"]
-    assert rollouts["step_1.4"]["winner"] == "step_1.3"
-    assert "speedup 1.25" in first["reply"] and EVIL in second["reply"] and second["feedback"] == f"told {EVIL}"
-
-
-def test_two_folders_side_by_side(run, bench_folder):
-    _, text, rollouts = made(run, bench_folder)
-    assert {r["folder"] for r in rollouts} == {str(run), str(bench_folder)} and "Two clocks" not in text
-    assert "best turn strict 50.0 50.0 50.0 50.0 25.0 0.0 1.75x last turn" in words(text)
-    write_lines(bench_folder / "config.json", {"model": "m", "device": "cuda"})
-    assert "Two clocks" in made(run, bench_folder)[1]
+def test_two_folders_side_by_side(run, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    _, text, rollouts = made(run, other)
+    assert {r["folder"] for r in rollouts} == {str(run), str(other)} and "Two clocks" not in text
+    write_lines(other / "config.json", {"model": "m", "device": "cuda"})
+    assert "Two clocks" in made(run, other)[1]
 
 
 def test_of_a_long_run_every_nth_step_is_shown(run, monkeypatch):
@@ -166,14 +141,13 @@ def test_of_a_long_run_every_nth_step_is_shown(run, monkeypatch):
     assert all(shown.count(step) == 4 for step in set(shown) if step > 2)
 
 
-@pytest.mark.curves
-def test_curves(run, bench_folder):
+def test_curves():
     """A step without the metric is left out."""
-    assert "data:image/png;base64,iVBOR" in made(run)[1] and (run / "curves.png").stat().st_size > 10_000
     lines = [metrics(0, correct=None), metrics(1), metrics(2, correct=0.75)]
     assert charts.learning_curve(lines, "correct") == ([1, 2], [0.5, 0.75])
-    figures = json.loads((bench_folder / "summary.json").read_text())["figures"]
-    assert charts.fast_p_curves(figures) == {"strict rule": ([1, 1.2, 1.5, 2, 3], [0.5, 0.5, 0.5, 0.25, 0])}
+    figures = {"counted": "best turn", "rule": "strict", "fast_1": 0.5, "fast_1.2": 0.5, "fast_1.5": 0.5, "fast_2": 0.25,
+               "fast_3": 0.0}
+    assert charts.fast_p_curves([figures]) == {"strict rule": ([1, 1.2, 1.5, 2, 3], [0.5, 0.5, 0.5, 0.25, 0])}
 
 
 # ---- files that are broken
@@ -184,18 +158,14 @@ def test_broken_files_are_told_in_one_line(refusal, run, tmp_path):
         file.write('{"step": 3, "ro')  # a line that a kill has cut off is left out
     assert len(report.write_page([run], tmp_path / "page.html")[0].rollouts) == 8
     path = run / "rollouts/step_2.jsonl"
-    path.write_text(path.read_text() + "no JSON\n")
-    assert f"{path}, line 3: cannot be read" in refusal(report.main, run)
     path.write_text('{"role": "summary"}\n')
     assert "a line lacks a field (KeyError)" in refusal(report.main, run)
-    (run / "config.json").unlink()
-    assert "config.json" in refusal(report.main, run) and "no run" in refusal(report.main, tmp_path)
+    assert "no run" in refusal(report.main, tmp_path)
 
 
 # ---- in a browser
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 
 
 def browse(page, script):
@@ -208,30 +178,26 @@ def browse(page, script):
         })() } catch (error) { said = `failed: ${error}` }
         document.getElementById("said").textContent = JSON.stringify([said, failures, document.title]);
         }</script></body>""" % script))
-    text = chromium(copy, "--dump-dom")
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+               f"--user-data-dir={page.parent}/profile", "--host-resolver-rules=MAP * ~NOTFOUND",
+               "--virtual-time-budget=30000", "--dump-dom", copy.as_uri()]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     said, failures, title = json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', text, re.DOTALL)[1]))
     assert not failures and title != "owned" and "failed: " not in str(said)[:8], (said, failures, title)
     return said
 
 
-def chromium(page, *options):
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-               f"--user-data-dir={page.parent}/profile", "--host-resolver-rules=MAP * ~NOTFOUND",
-               "--virtual-time-budget=30000", *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-@browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
 @pytest.mark.slow
 @pytest.mark.curves
-def test_a_browser_opens_filters_and_shows_conversations(run, bench_folder):
-    path, _, _ = made(run, bench_folder)
+def test_a_browser_opens_filters_and_shows_conversations(run):
+    path, _, _ = made(run)
     shown = browse(path, Path(__file__).with_name("browse.js").read_text())
-    assert shown["roles"] == [8, 1, 1, 10] and shown["steps"] == [5, 1, 10] and shown["skill"] == [2, 10]
+    assert shown["roles"] == [6, 1, 1, 8] and shown["steps"] == [5, 1, 8] and shown["skill"] == [2, 8]
     assert shown["verdict"] == 1 and shown["turns"] == 2 and shown["marked"] == [f"{run}:step_1.3"] and shown["evil"]
     assert shown["told"] == ["told ", f"told {EVIL}"] and shown["dropped"] == ["no candidate: ghost"]
     assert shown["proposals"] == ["found staged", "a proposal without a name malformed"]
-    assert shown["charts"] == 1  # the run's curves; this benchmark's plot was not drawn
+    assert shown["charts"] == 1
 
 
 # ---- with another framework
@@ -246,17 +212,14 @@ def test_the_page_on_other_frameworks_works_as_it_stands(borrowed):
         if "GRPOTrainer" not in code and "import verifiers" not in code:  # these need the frameworks
             exec(code, space)
     good = f"Plan: x.\n```python\n{HONEST}```"
-    parts = [{"type": "text", "text": good}, {"type": "text", "text": ""}]
-    replies = [good, *([{"role": "assistant", "content": content}] for content in ("no code", good, parts, None)),
-               [{"role": "assistant", "tool_calls": []}],
+    replies = [good, *([{"role": "assistant", "content": content}] for content in ("no code", good, None)),
                [{"role": "assistant", "content": good}, {"role": "tool", "content": "no code"}]]
-    rewards = space["kernel_reward"](prompts=["p"] * 7, completions=replies, completion_ids=[[1]] * 7,
-                                     source=[TASK.source] * 7, trainer_state=None)
-    assert rewards[0] > 1.0 and rewards == [rewards[0], 0.0, rewards[0], rewards[0], 0.0, 0.0, rewards[0]]
-    assert all(type(reward) is float for reward in rewards)
+    rewards = space["kernel_reward"](prompts=["p"] * 5, completions=replies, completion_ids=[[1]] * 5,
+                                     source=[TASK.source] * 5, trainer_state=None)
+    assert rewards[0] > 1.0 and rewards == [rewards[0], 0.0, rewards[0], 0.0, rewards[0]]
 
     environment = space["KernelEnvironment"]()
-    assert environment.reset(prompt="p", source=TASK.source) is None and environment.get_reward() == 0.0
+    environment.reset(prompt="p", source=TASK.source)
+    assert environment.get_reward() == 0.0
     told = [environment.score_kernel(code) for code in ("x = 3", HONEST, "x = 4")]
     assert ["Correct: yes" in text for text in told] == [False, True, False] and environment.get_reward() == rewards[0]
-    space["sandbox"].close()

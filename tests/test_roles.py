@@ -10,14 +10,14 @@ import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import Trajectory, Turn, best_window, rollout, score_pairs
+from policy import Trajectory, Turn, best_window, rollout
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
 from skills import Skill, SkillLibrary
 from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_trigger, lazy_advice, propose,
                         read_proposals, summary_metrics, trigger, verify)
-from tasks import Task, TaskError
+from tasks import Task
 
 SKILLS = [Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")
           for i, word in enumerate(["forward", "module", "inputs", "randn", "init"])]  # words of the task
@@ -64,11 +64,9 @@ def test_long_tasks_are_cut_at_a_thousand_characters(scripted):
     task = make_task()
     filler = "#" * (999 - len(task.source.strip()))
     long = Task("long", 0, task.source.strip() + filler + "@$")
-    select(scripted, SkillLibrary(SKILLS), [long], 1, REPLY)
-    assert filler + "@\n" in scripted.asked[0][1] and "$" not in scripted.asked[0][1].split("Candidate")[0]
-    scripted.large = True  # a model of over a billion parameters sees it whole
-    select(scripted, SkillLibrary(SKILLS), [long], 1, REPLY)
-    assert filler + "@$" in scripted.asked[1][1]
+    for scripted.large, end in ((False, "@\n"), (True, "@$")):  # a large model sees it whole
+        select(scripted, SkillLibrary(SKILLS), [long], 1, REPLY)
+        assert filler + end in scripted.asked[-1][1]
 
 
 def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):
@@ -107,7 +105,6 @@ def test_rollouts_show_skills_and_feedback_and_use_all_turns(scripted):
     for trajectory in done:
         assert [turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0, 3.0]
     prompts = [prompt for _, prompt in scripted.asked]
-    assert not any("Tool" in prompt for prompt in prompts)
     assert "body0" in prompts[0] and "body1" in prompts[0] and "body" not in prompts[1]
     assert "Speedup 2.00x (modelled" in prompts[4] and "relu(x) * 2" in prompts[0] and "relu(x) * 3" in prompts[1]
     assert len(sandbox.scored) == 6 and sandbox.scored[1][0].name == "task1"
@@ -156,20 +153,6 @@ def test_kernels_are_submitted_at_once_on_a_gpu_and_together_on_a_cpu(scripted, 
     done = rollout(scripted, Eager(device), [(make_task(i), ()) for i in range(3)], 2, REPLY)
     assert submitted == when and [len(one.turns) for one in done] == [2, 2, 2]
     assert [prompt.split("relu(x) * ")[1][0] for _, prompt in scripted.asked] == list("234234")
-
-
-def test_an_unusable_task_costs_only_its_own_candidates(capsys):
-    class Picky(FakeSandbox):
-        def verdict(self, task, code):
-            if task.name == "task1":
-                raise TaskError("task1: the reference fails")
-            return super().verdict(task, code)
-
-    pairs = [(make_task(0), kernel(2.0)), (make_task(1), kernel(2.0)), (make_task(2), kernel(2.0)), (make_task(1), "x")]
-    verdicts = score_pairs(Picky(), pairs)
-    assert [v.correct for v in verdicts] == [True, False, True, False]
-    assert "reference fails" in verdicts[1].error and "reference fails" in verdicts[3].error
-    assert capsys.readouterr().err.count("task1") == 1
 
 
 # ---- summary: when

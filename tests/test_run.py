@@ -1,14 +1,11 @@
-"""A run's folder: resuming after a kill at any point, what is refused, what a step prints, the command line."""
+"""A run's folder: resuming after a kill at any point, what is refused, the command line."""
 
 import itertools
 import os
-import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,12 +14,8 @@ from transformers import Qwen3ForCausalLM
 import reinforce
 import run as runs
 import test_reinforce
-from backbone import Sampling
-from command import files, progress
-from command.process import UserError, run_command
-from conftest import configure
-from page import records
-from skills import Skill
+from command import files
+from command.process import run_command
 from test_reinforce import metrics, weights
 
 world = test_reinforce.world  # a fixture
@@ -50,15 +43,14 @@ def same(a, b, without=()):
 
 
 def test_resuming_equals_not_stopping(world, monkeypatch):
-    whole = world("whole", "--batch", "1", "--steps", "4")
+    whole = world("whole", "--batch", "1", "--steps", "3")
     parts = world("parts", "--batch", "1", "--steps", "1")
     mapped, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda *path, **how: mapped.append(how.get("mmap")) or load(*path, **how))
-    world("parts", "--resume", "--steps", "2")
-    world("parts", "--resume", "--steps", "4", "--set", "save_every=3")
-    assert mapped == [True, True]  # read whole, an optimiser of 8B parameters would be in the host's memory twice
+    world("parts", "--resume", "--steps", "3", "--set", "save_every=2")
+    assert mapped == [True]  # read whole, an optimiser of 8B parameters would be in the host's memory twice
     assert same(whole, parts)
-    assert sorted(path.name for path in parts.glob("checkpoint*")) == ["checkpoint", "checkpoint_4"]
+    assert sorted(path.name for path in parts.glob("checkpoint*")) == ["checkpoint", "checkpoint_3"]
     world("whole", "--resume")  # complete already: nothing happens
     assert same(whole, parts)
 
@@ -91,13 +83,12 @@ def kill_and_resume(world, tmp_path, monkeypatch, functions, n, counts=lambda *_
     assert same(whole_run(world), world("killed", *(["--resume"] if begun else SHORT)))
 
 
-@pytest.mark.parametrize("point", ["flush", "finish_step"])
-def test_killed_in_the_second_step_and_resumed(world, tmp_path, monkeypatch, point):
-    """The process dies on entering a function of the step."""
-    kill_and_resume(world, tmp_path, monkeypatch, [(reinforce, point)], 3 if point == "finish_step" else 2)
+def test_killed_in_the_second_step_and_resumed(world, tmp_path, monkeypatch):
+    """The process dies when the library has grown and nothing is saved."""
+    kill_and_resume(world, tmp_path, monkeypatch, [(reinforce, "finish_step")], 3)
 
 
-@pytest.mark.parametrize("n", [2, 7, 10, 11])
+@pytest.mark.parametrize("n", [2, 7, 11])
 def test_killed_within_a_checkpoint_and_resumed(world, tmp_path, monkeypatch, n):
     """The process dies at the n-th file operation of the checkpoints: 6 before the first step, more in each step."""
     def counts(real, arguments):
@@ -132,13 +123,10 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
             ("no such model folder", f"--model {tmp_path}/none --device cpu"),
             ("cannot write", f"{model} --out {tmp_path}/file/out"),
             ("no problem files", f"{model} --tasks {tmp_path}/empty"), ("nothing to resume", "--resume"),
-            ("--batch 0", f"{model} --batch 0"), ("--set gamma=nan: choose", f"{model} --set gamma=nan"),
-            ("--stepz", "--stepz 3"), ("choose from davinci, ", "--recipe alphazero"),
-            ("choose from all, ", "--set history=none"),
+            ("--batch 0", f"{model} --batch 0"), ("--stepz", "--stepz 3"),
+            ("choose from davinci, ", "--recipe alphazero"), ("choose from all, ", "--set history=none"),
             ("--no-skills and --bm25-only contradict", "--no-skills --bm25-only"),
-            ("--no-skills and --bm25-only contradict", "--recipe kevin --bm25-only"),
-            ("True, False", "--set prs=no"), ("not a number", "--set trials=few"), ("invalid", "--lr fast"),
-            *([] if torch.cuda.is_available() else [("no GPU", "--device cuda")])):
+            ("not a number", "--set trials=few"), ("invalid", "--lr fast")):
         assert said in refusal(reinforce.main, "--out", tmp_path / "out", *options.split())
     assert "--out" in refusal(reinforce.main, "--resume")
     assert not (tmp_path / "out").exists()  # a refused run leaves nothing behind
@@ -157,85 +145,29 @@ def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tm
     assert "has gamma = 1.0, not 0.5" in refused("--resume --set gamma=0.5")
     trainer = out / "checkpoint/trainer.pt"
     saved = torch.load(trainer)
-    for other in ({"options": saved["options"] | {"gain": 1}}, {"optimizer": {}}):
-        torch.save(saved | other, trainer)
-        assert "of another version" in refused()
+    torch.save(saved | {"optimizer": {}}, trainer)
+    assert "of another version" in refused()
     torch.save(saved, trainer)
-    for path, damage, said in (
-            (out / "metrics.jsonl", lambda whole: b"{\n" + whole, "metrics.jsonl, line 1: cannot be read"),
-            (out / "checkpoint/model.safetensors", lambda whole: whole[:1000], "cannot load the model"),
-            (trainer, lambda whole: whole[:1000], "trainer.pt is broken")):
-        whole = path.read_bytes()
-        path.unlink()  # the file may be mapped
-        path.write_bytes(damage(whole))
-        assert said in refused()
-        path.write_bytes(whole)
-    (out / "checkpoint").unlink()
-    assert "trainer.pt is missing" in refused()
+    lines = (out / "metrics.jsonl").read_text()
+    (out / "metrics.jsonl").write_text("{\n" + lines)
+    assert "metrics.jsonl, line 1: cannot be read" in refused()
     assert sorted(path.name for path in (out / "rollouts").iterdir()) == kept  # nothing was deleted
-
-
-# ---- the command line, and what a step prints
-
-
-def test_help_names_the_papers_symbols_and_every_option(capsys):
-    with pytest.raises(SystemExit) as caught:
-        reinforce.main(["--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert caught.value.code == 0
-    for text in ("k: selections", "n: rollouts", "T: turns", "s: parallel", "gamma:", "epsilon_low:", "lambda_sel:"):
-        assert text in said
-    flags = [name for name in vars(configure({"device": "cpu"})) if f"--{name.replace('_', '-')} " in said]
-    further = [name for name in vars(configure({"device": "cpu"})) if f" {name}: " in said and name not in flags]
-    assert len(flags) + len(further) >= len(vars(configure({"device": "cpu"}))) - 1 and len(flags) <= 30
-
-
-def test_what_a_step_prints():
-    library = SimpleNamespace(skills=[Skill(name, "", "", (), "") for name in ("old", "first", "second")])
-    options = SimpleNamespace(steps=6)
-    before = {"step": 0, "clock": "modelled", "library": 1, "seconds": {}, "eval_reward_best": 1.0, "eval_correct": 0.5,
-              "eval_fast_1": 0.25}
-    after = before | {"step": 6, "library": 3, "staged": 2, "reward_best": 1.25, "correct": 0.75, "fast_1": 0.5,
-                      "speedup": None, "rows": {"policy": 48, "selection": 9, "summary": 3}, "passed": 2,
-                      "proposals": 5, "seconds": {"a": 1.5, "evaluate": 2.5}, "eval_reward_best": 1.5}
-    assert records.step_in_words(after, options, library) == (
-        "step 6/6  reward 1.250  correct 75%  Fast_1 50%  speedup 0.00x (modelled)  replies 48+9+3  skills 3 (+2)  "
-        "proposals passed 2 of 5  4 s with the evaluation  |  new: first, second  |  "
-        "evaluation: reward 1.500, correct 50%, Fast_1 25% (modelled)")
 
 
 # ---- a laptop's first day
 
 
-def test_a_folder_is_in_use_until_its_process_is_killed(world, refusal, capsys):
-    out = world("run", "--steps", "1")
-    files.HELD.popitem()[1].close()
-    capsys.readouterr()
-    program = f"from command.files import hold; hold({str(out)!r}); print('held', flush=True); input()"
+def test_a_folder_is_in_use_until_its_process_is_killed(refusal, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/trainer.pt").write_text("")
+    program = f"from command.files import hold; hold({str(tmp_path)!r}); print('held', flush=True); input()"
     other = subprocess.Popen([sys.executable, "-c", program], cwd=files.ROOT, stdin=subprocess.PIPE,
                              stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "held\n"
-    assert f"{out}: in use by process {other.pid}" in refusal(reinforce.main, "--out", out, "--resume")
+    assert f"{tmp_path}: in use by process {other.pid}" in refusal(reinforce.main, "--out", tmp_path, "--resume")
     other.kill()
     other.communicate()
-    world("run", "--resume", "--steps", "2")
-    assert [m["step"] for m in metrics(out)] == [0, 1, 2]
-
-
-def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(world):
-    """A limit on the size of files stands in for the disk: model and optimiser are refused as they are there."""
-    out = world("run", *SHORT)
-    before = weights(out)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        with pytest.raises(UserError, match=f"cannot write the checkpoint .*; {out}/checkpoint is still"):
-            world("run", "--resume", "--steps", "3")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert weights(out) == before and [path.name for path in out.glob("checkpoint_*")] == ["checkpoint_2"]
-    world("run", "--resume", "--steps", "3")
-    assert [m["step"] for m in metrics(out)] == [0, 1, 2, 3]
+    assert "trainer.pt is broken" in refusal(reinforce.main, "--out", tmp_path, "--resume")
 
 
 def test_ctrl_c_leaves_a_page_and_names_the_command_that_continues(world, monkeypatch, capsys, tmp_path):
@@ -251,19 +183,5 @@ def test_ctrl_c_leaves_a_page_and_names_the_command_that_continues(world, monkey
             run_command(lambda: world("run", *SHORT))
     out = tmp_path / "run"
     assert end.value.code == 130 and pages == [([out], out / "report.html")]
-    assert capsys.readouterr().err.endswith(f"interrupted: {out}/report.html shows what is done; continue with: "
-                                            f"python reinforce.py --out {out} --resume\n")
+    assert f"continue with: python reinforce.py --out {out} --resume\n" in capsys.readouterr().err
     assert same(whole_run(world), world("run", "--resume"))
-
-
-def test_what_is_shown_while_a_run_works(model, monkeypatch, capsys):
-    """What was sampled and judged in a phase; without a terminal a line now and then."""
-    monkeypatch.setattr(progress, "PAUSE", 0)
-    with progress.Progress(3, "step") as bar:
-        bar.begin("wait")
-        progress.expect("kernels judged", 5)
-        progress.count("kernels judged")
-        model.sample([[1, 2], [3, 4]], Sampling(2))
-        bar.update()
-        time.sleep(1.1)
-    assert "wait: 2 replies, 1 of at most 5 kernels judged | 1/3 steps, " in capsys.readouterr().err

@@ -11,12 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import get_cosine_schedule_with_warmup
 
-from chat_templates import template_tokenizer
 from conftest import by_hand, learnt, write_lines
 import sft
-from backbone import Backbone, Chat, Completion, Sampling
+from backbone import Backbone, Chat, Sampling
 from chat.calls import extract_code
 from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
@@ -193,18 +191,12 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         patch.setattr(sft, "SAVE_EVERY", -1)
         with pytest.raises(KeyboardInterrupt):
             sft.train(killed, [], data, 0, given())
-    saved = torch.load(tmp_path / sft.CHECKPOINT)
-    assert saved["step"] == 20
-    assert len(saved["optimizers"]) == (1 if model else 2)  # Muon and AdamW
+    assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == 20
     with pytest.raises(UserError, match="was made with another --lr .0.01."):
         sft.train(resumed, [], data, 0, given(resume=True, lr=1e-3))
     again = sft.train(resumed, [], data, 0, given(resume=True, processes=7))
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters())) and not resumed.training
     assert again == history
-    sft.check_folder(given(resume=True))
-    (tmp_path / sft.CHECKPOINT).write_bytes((tmp_path / sft.CHECKPOINT).read_bytes()[:1000])
-    with pytest.raises(UserError, match="is broken"):
-        sft.train(resumed, [], data, 0, given(resume=True))
 
 
 # ---- the paper's data layout, and a run's own rollouts
@@ -217,7 +209,7 @@ def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     good = [{"messages": TALK, "tools": None}, {"messages": json.dumps(TALK), "tools": json.dumps(tools)},
             {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]},
             {"messages": TALK + TALK, "enable_thinking": True}]
-    bad = {"not json": "JSONDecodeError", json.dumps({"prompt": "x"}): "KeyError: 'messages'", "[1]": "TypeError",
+    bad = {"not json": "JSONDecodeError", json.dumps({"prompt": "x"}): "KeyError: 'messages'",
            json.dumps({"messages": TALK[:1]}): "UserError: no message of the assistant's",
            json.dumps({"messages": [TALK[0], TALK[1] | {"content": " "}]}): "UserError: the reply is empty"}
     path = tmp_path / "rows.jsonl"
@@ -230,17 +222,6 @@ def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     reported = capsys.readouterr().err
     for number, why in enumerate(bad.values(), start=6):
         assert f"{path}:{number}: skipped ({why}" in reported
-
-
-def test_parquet_is_read_as_json_lines_are(tmp_path, chat, monkeypatch):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "rows.parquet"
-    rows = [{"messages": json.dumps(TALK), "tools": json.dumps([SELECT_TOOL])}] * 3
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    assert [learnt(chat, *pair) for pair in read_chats(path, chat)] == [["Plan: x.<|im_end|>"]] * 3
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UserError, match="rows.parquet: cannot be read"):
-        read_chats(path, chat)
 
 
 def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat):
@@ -263,35 +244,14 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
     assert learnt(chat, *chosen) == ["chosen<|im_end|>"] and learnt(chat, *cut) == ["cut o"]
 
 
-def test_replies_of_a_run_with_thoughts_are_learnt_as_they_were_asked_for(tokenizer, tmp_path):
-    """By a model that knows nothing of the run's --thinking: no empty thought comes before a later reply."""
-    ran = Chat(template_tokenizer(tokenizer, "qwen3"), thinking=True)
-    replies = [f"<think>\nWhy {i}.\n</think>\n\nPlan: {i}." for i in range(2)]
-    first = ran.chat_ids(TALK[:1])
-    talk = [TALK[0], {"role": "assistant", "content": replies[0]}, {"role": "user", "content": "Correct: no."}]
-    sampled = ran.next_ids(Completion(first, ran.encode(replies[0]) + ran.end, [], replies[0], True), talk)
-    turns = [{"reply": reply, "reward": float(i), "feedback": "Correct: no."} for i, reply in enumerate(replies)]
-    write_lines(tmp_path / "rollouts/step_1.jsonl", {"prompt": tokenizer.decode(first), "turns": turns})
-    (tmp_path / "config.json").write_text('{"thinking": true}')
-    [(ids, mask)] = read_rollouts(tmp_path, Chat(ran.tokenizer), 0.5)
-    assert list(ids) == sampled + ran.encode(replies[1]) + ran.end
-    assert learnt(ran, ids, mask) == [replies[1] + "<|im_end|>"]
-
-
 TINY = Path(sft.__file__).parent / "checkpoints" / "tiny"
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--out", "x", "--model", "checkpoints/none"], "no such model folder"),
-    ([], "--out is required"),
+    ([], "--out is required"), (["--out", "done"], "done holds a training"),
+    (["--out", "begun"], "begun holds a training"), (["--out", "done", "--resume"], "done holds no training.pt"),
     (["--out", "OUT", "--data", "none.jsonl"], "--chat-template and several GPUs need --model"),
-    (["--out", "OUT", "--model", TINY, "--chat-template", "none.jinja"], "none.jinja: cannot be read"),
-    (["--out", "OUT", "--model", TINY, "--data", "none.jsonl"], "none.jsonl: cannot be read"),
-    (["--out", "OUT", "--model", TINY, "--from-rollouts", "runs/x"], "runs/x/config.json: cannot be read"),
-    (["--out", "done"], "done holds a training"),
-    (["--out", "begun"], "begun holds a training"),
-    (["--out", "done", "--resume"], "done holds no training.pt"),
-])
+    (["--out", "OUT", "--model", TINY, "--data", "none.jsonl"], "none.jsonl: cannot be read")])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "done/sft.json", {})
@@ -303,13 +263,8 @@ def test_a_pretrained_model_has_the_releases_values():
     small, given = sft.read_options(["--out", "x"]), sft.read_options("--out x --model M --epochs 1".split())
     assert (small.epochs, small.batch_sequences, small.lr) == (3, 0, 3e-3)
     assert (given.epochs, given.batch_sequences, given.lr) == (1, 64, 2e-5)
-    # transformers' own schedule, which the release calls with int(0.1 N) steps of warm-up, against ours
-    optimizer = torch.optim.SGD([torch.zeros(1)], 2e-5)
-    schedule = get_cosine_schedule_with_warmup(optimizer, 4, 47)
-    for n in range(47):
-        assert sft.learning_rate(n, 47, given) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
-        optimizer.step()
-        schedule.step()
+    rates = [sft.learning_rate(n, 44, given) / 2e-5 for n in (0, 1, 4, 24, 43)]  # int(0.1 N) steps of warm-up
+    assert rates == pytest.approx([0, 0.25, 1, 0.5, 0.5 + 0.5 * math.cos(math.pi * 39 / 40)])
     rates = [sft.learning_rate(n, 100, small) / 3e-3 for n in (0, 1, 50, 99)]
     assert rates == pytest.approx([0.5, 1.0, 0.525, 0.05], abs=1e-3)
 
@@ -328,5 +283,5 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
             names.append(min(applicable(found[1])))
             skill = writer.skill(names[-1], random.Random(seed))
             prompts.append(model.chat_ids(policy_messages(found[0], [skill])))
-    replies = model.sample(prompts, Sampling(700, temperature=0))
+    replies = model.sample(prompts, Sampling(100, temperature=0))  # the plan is the first line
     assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) >= 3

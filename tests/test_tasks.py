@@ -53,34 +53,31 @@ def task(source):
     return tasks.Task("t", 0, source)
 
 
-@pytest.mark.parametrize("load, text, message", [
-    (load_task, "class Model: pass\ndef get_init_inputs(): return []\n", "get_inputs"),
-    (load_task, "def get_inputs(:\n", r"not valid Python \(.*line 1\)"), (load_task, None, "cannot read the problem"),
-    (lambda path: folder_tasks(path.parent), None, "no problem files"),
-    (lambda path: kernelbench_tasks(path.parent, 1), None, "no level1/ there")])
-def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, load, text, message):
-    path = tmp_path / "p.py"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(TaskError, match=message) as error:
-        load(path)
-    assert "\n" not in str(error.value)
+def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, capsys):
+    with pytest.raises(TaskError, match="cannot read the problem"):
+        load_task(tmp_path / "none.py")
+    with pytest.raises(TaskError, match="no problem files"):
+        folder_tasks(tmp_path)
+    for name, source in {"good": PROBLEM, "half": "def f(:\n", "other": "x = 3\n"}.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    assert [task.source for task in tasks.listed_tasks(tmp_path)] == [PROBLEM]  # broken files do not stop the others
+    half, other = capsys.readouterr().out.splitlines()
+    assert f"{tmp_path}/half.py: not valid Python" in half
+    assert f"{tmp_path}/other.py: does not define Model, get_inputs, get_init_inputs" in other
+    (tmp_path / "good.py").unlink()
+    for path, message in ((tmp_path, "no problems there"), (tmp_path / "no", "no such folder")):
+        with pytest.raises(TaskError, match=message):
+            tasks.listed_tasks(path)
 
 
 @pytest.mark.parametrize("ending, status, told", [
-    (3, 3, ""), (UserError("no such thing"), 2, "prog.py: error: no such thing\n"),
-    (OSError(28, "No space left on device"), 2, "prog.py: error: [Errno 28] No space left on device\n"),
-    (signal.SIGTERM, 130, "prog.py: interrupted\n")])
+    (lambda: 3, 3, ""), (lambda: open("no/such"), 2, "prog.py: error: [Errno 2] No such file"),
+    (lambda: os.kill(os.getpid(), signal.SIGTERM), 130, "prog.py: interrupted\n")])
 def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, status, told, monkeypatch, capsys):
-    def main():
-        if isinstance(ending, BaseException):
-            raise ending
-        return ending if ending == 3 else os.kill(os.getpid(), ending)
-
     monkeypatch.setattr(sys, "argv", ["folder/prog.py"])
     with pytest.raises(SystemExit) as end:
-        run_command(main)
-    assert end.value.code == status and capsys.readouterr().err == told
+        run_command(ending)
+    assert end.value.code == status and capsys.readouterr().err.startswith(told)
 
 
 @dataclass
@@ -100,22 +97,19 @@ def test_options_are_given_or_have_the_defaults_of_a_size():
     assert given == {"name": "b", "on": False} and complete(Some, {}) == Some()
     assert [complete(Some, given, size).size for size in range(3)] == [1, 2, 3]
     assert [complete(Some, {"top_p": share}).top_p for share in (0, 1)] == [0, 1]
-    for wrong in ("on=no", "of=1", "size=2", "on"):
+    for wrong in ("on=no", "of=1"):
         with pytest.raises(UserError, match=f"--set {wrong}"):
             parse(Some, ["--set", wrong], "What it does.")
-    for name, value, least in (("top_p", 2, "from 0 to 1"), ("top_p", -1, "from 0"), ("top_p", math.nan, "from 0"),
-                               ("size", 0, "above 0"), ("size", 10**23, "above 0")):
+    for name, value, least in (("top_p", 2, "from 0 to 1"), ("top_p", math.nan, "from 0"), ("size", 0, "above 0")):
         with pytest.raises(UserError, match=f"choose a number {least}"):
             complete(Some, {name: value})
 
 
-@pytest.mark.parametrize("before, told", [
-    ("sys.platform = 'darwin'", "this needs Linux"),
-    ("importlib.util.find_spec = lambda name: name != 'triton'", "triton: not installed (pip install")])
-def test_what_cannot_work_is_told_at_once(before, told):
-    program = f"import importlib.util, sys; {before}; from command.process import begin; begin()"
+def test_a_missing_package_is_told_at_once():
+    program = ("import importlib.util; importlib.util.find_spec = lambda name: name != 'triton'\n"
+               "from command.process import begin; begin()")
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, cwd=ROOT)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and told in done.stderr
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "triton: not installed" in done.stderr
 
 
 def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_path, monkeypatch):
@@ -139,13 +133,14 @@ def test_kernelbench_problems_come_in_the_order_of_their_ids(tmp_path):
     for name in ("10_B.py", "9_A.py", "100_C.py"):
         (folder / name).write_text(PROBLEM)
     assert [t.name for t in kernelbench_tasks(tmp_path, 1)] == ["level1/9_A", "level1/10_B", "level1/100_C"]
+    with pytest.raises(TaskError, match="no level2/ there"):
+        kernelbench_tasks(tmp_path, 2)
 
 
 def test_scale_batch_changes_the_first_integer_and_nothing_else():
     large = scale_batch(task(PROBLEM), 10**6)
     assert large == task(PROBLEM.replace("rows = 8\n", "rows = 8000000\n"))
     assert tasks.elements(PROBLEM, 10**9) == 8 * 4 * 2 and tasks.elements(large.source, 0) == 8e6 * 4
-    assert tasks.elements("x = 3", 10) == 0  # it does not run
     assert scale_batch(task("scale = 2.0\nnames = ['x']\n"), 16) == task("scale = 2.0\nnames = ['x']\n")
     assert [t.source for t in builtin_tasks(1, "cuda")] != [t.source for t in builtin_tasks(1)]
 
@@ -184,8 +179,7 @@ def test_two_spellings_of_one_problem_are_near(one, other):
     assert operators(model(one)) == operators(model(other)) != []
 
 
-def test_operators_are_named_and_what_is_added_in_place_counts():
-    assert operators(PROBLEM) == ["mul", "relu", "sigmoid", "sub"]
+def test_what_is_added_in_place_counts():
     assert operators("class Model:\n def forward(self, x):\n  x += torch.tanh(x)\n  return x") == ["add", "tanh"]
 
 
@@ -205,9 +199,7 @@ def test_the_training_stream_keeps_clear_of_the_evaluation():
 
 @pytest.mark.parametrize("forward, reason", [
     ("return x * torch.rand(1)", "not deterministic"), ("return x * 0", "constant output"),
-    ("return torch.log(x - x)", "does not return finite tensors"),
-    ("return x, x / 0", "does not return finite tensors"),
-    ("return self", "does not return finite tensors"), ("return x, None", "does not return finite tensors"),
+    ("return x, x / 0", "does not return finite tensors"), ("return self", "does not return finite tensors"),
     ("return ()", "does not return finite tensors"), ("return x * 0, (x * 0,)", "constant output"),
     ("return x + 1, torch.rand(2)", "not deterministic"), ("return x * 2, [x.amax(1), (x > 0, x * 0)]", None),
     ("return x @ x", "does not run: RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x4 and 8x4)")])
@@ -219,7 +211,7 @@ def test_ids():
     problems = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
     for ids, chosen in (("10, 2-4,2", [*problems[1:4], problems[9]]), ("11-99", problems[10:]), (None, problems)):
         assert chosen_tasks(problems, ids) == chosen
-    for bad in ("13", "x", "", "5-", "every0", "every13", "4-2"):
+    for bad in ("13", "x", "5-", "every0", "every13", "4-2"):
         with pytest.raises(UserError, match="--ids"):
             chosen_tasks(problems, bad)
 
@@ -247,8 +239,7 @@ def test_rows_of_the_papers_rl_data_are_problems(monkeypatch, capsys):
     assert "nn.LayerNorm(4)" in norm.source and "class Model(nn.Module)" in norm.source
     assert "super(Model, self)" in other.source and "Net" not in other.source and "OtherModel = 3" in other.source
     assert [unfit(t, frozenset()) for t in (first, other, third, norm)] == [None] * 4
-    assert ("4 problems; left out: 2 does not define Model, get_inputs, get_init_inputs, 1 not valid Python\n" in
-            capsys.readouterr().out)
+    assert "4 problems; left out: 2 does not define" in capsys.readouterr().out
     for rows, message in (([*ROWS, row(kind="kernelbench_level2_validation")], "for evaluation only"),
                           (ROWS[2:3], "no problems there")):
         monkeypatch.setattr(tasks, "read_parquet", lambda path, columns: rows)
@@ -267,19 +258,6 @@ def test_parquet_is_read_or_what_is_needed_is_told(tmp_path, monkeypatch):
     assert len(tasks.listed_tasks(path)) == 3
 
 
-def test_a_broken_file_does_not_stop_the_others(tmp_path, capsys):
-    for name, source in {"good": PROBLEM, "half": "def f(:\n", "other": "x = 3\n"}.items():
-        (tmp_path / f"{name}.py").write_text(source)
-    assert [task.source for task in tasks.listed_tasks(tmp_path)] == [PROBLEM]
-    assert capsys.readouterr().out == (
-        f"left out: {tmp_path}/half.py: not valid Python (invalid syntax, line 1)\n"
-        f"left out: {tmp_path}/other.py: does not define Model, get_inputs, get_init_inputs (KernelBench's format)\n")
-    (tmp_path / "good.py").unlink()
-    for path, message in ((tmp_path, "no problems there"), (tmp_path / "no", "no such folder")):
-        with pytest.raises(TaskError, match=message):
-            tasks.listed_tasks(path)
-
-
 def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys, monkeypatch):
     fit = make_task(0).source
     for name, source in {"fit": fit, "random": fit.replace("torch.relu(x)", "torch.rand(4, 8) * x.tanh()"),
@@ -293,13 +271,11 @@ def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys
     with monkeypatch.context() as patch:  # a run that is continued has decided already
         patch.setattr(training, "unfit", None)
         assert {task.source for task in itertools.islice(task_stream(args, fitness), 5)} == {fit}
-    assert capsys.readouterr().out == ""
     (tmp_path / "fit.py").unlink()
     with pytest.raises(TaskError, match=r"no problem can be trained on: 1 \w.*, 1 \w"):
         next(task_stream(args))
     large = scale_batch(task(PROBLEM.replace("self.act(x)", "torch.rand(1)")), 10**7)
     assert unfit(large, frozenset()) is None  # its values are not computed
-    assert unfit(large, {fingerprint(large.source)}) == "near an evaluation problem"
 
 
 # ---- the stream of a run

@@ -33,12 +33,15 @@ SKILLS = [Skill("fuse", "relu forward", "general", ("relu",), CONTENT)]
 
 
 def save_base(folder, kind, tokenizer):
-    """A model of random weights with a library, and without a chat template, as some base models are."""
+    """A model of random weights with a library, and without a chat template, as some base models are; beside it a task.
+    """
     made = template_tokenizer(tokenizer, kind)
     tiny_model(ARCHITECTURES[kind], made, max_position_embeddings=8192).save_pretrained(folder)
     made.chat_template = None
     made.save_pretrained(folder)
     SkillLibrary(SKILLS).save(folder / MODEL_FILE)
+    (folder.parent / "tasks").mkdir()
+    (folder.parent / "tasks/1_one.py").write_text(make_task().source)
 
 
 @pytest.mark.parametrize("kind", [
@@ -48,8 +51,6 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     template = Path(__file__).with_name("templates") / f"{kind}.jinja"
     save_base(source, kind, tokenizer)
     task = make_task()
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/1_one.py").write_text(task.source)
     for module in (reinforce, bench):
         monkeypatch.setattr(module, "Sandbox", FakeSandbox)  # no reply has code
 

@@ -29,28 +29,35 @@ ARCHITECTURES = dict.fromkeys(TEMPLATES, "Qwen3") | {
     "release": "Qwen2", "llama2": "Llama", "mistral": "Mistral", "falcon": "Olmo2", "smol": "SmolLM3"}
 
 
+SKILLS = [Skill("fuse", "relu forward", "general", ("relu",), CONTENT)]
+
+
+def save_base(folder, kind, tokenizer):
+    """A model of random weights with a library, and without a chat template, as some base models are; beside it a task.
+    """
+    made = template_tokenizer(tokenizer, kind)
+    tiny_model(ARCHITECTURES[kind], made, max_position_embeddings=8192).save_pretrained(folder)
+    made.chat_template = None
+    made.save_pretrained(folder)
+    SkillLibrary(SKILLS).save(folder / MODEL_FILE)
+    (folder.parent / "tasks").mkdir()
+    (folder.parent / "tasks/1_one.py").write_text(make_task().source)
+
+
 @pytest.mark.parametrize("kind", [
     pytest.param(kind, marks=[pytest.mark.slow] if kind != "qwen3" else []) for kind in ARCHITECTURES])
 def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path, monkeypatch):
     source, start, out = tmp_path / "source", tmp_path / "start", tmp_path / "run"
-    made = template_tokenizer(tokenizer, kind)
-    tiny_model(ARCHITECTURES[kind], made, max_position_embeddings=8192).save_pretrained(source)
     template = Path(__file__).with_name("templates") / f"{kind}.jinja"
-    made.chat_template = None  # as of some base models
-    made.save_pretrained(source)
+    save_base(source, kind, tokenizer)
     task = make_task()
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/1_one.py").write_text(task.source)
-    skills = [Skill("fuse", "relu forward", "general", ("relu",), CONTENT)]
-    SkillLibrary(skills).save(source / MODEL_FILE)
-
     for module in (reinforce, bench):
         monkeypatch.setattr(module, "Sandbox", FakeSandbox)  # no reply has code
 
     # One cold start, from rows with tool calls and with several turns.
     talk = next_messages(policy_messages(task, ()), "Plan: a.", Verdict())
     talk.append({"role": "assistant", "content": "Plan: b."})
-    row = {"messages": [*selection_messages(task, skills), calling(None)], "tools": [SELECT_TOOL]}
+    row = {"messages": [*selection_messages(task, SKILLS), calling(None)], "tools": [SELECT_TOOL]}
     write_lines(tmp_path / "rows.jsonl", row, {"messages": talk})
     given = f"--model {source} --data {tmp_path}/rows.jsonl --out {start} --device cpu --epochs 5 --batch-tokens 1024"
     with pytest.raises(UserError, match="no chat template"):
@@ -60,7 +67,7 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     assert history[-1]["loss"] < 0.9 * history[0]["loss"] and not (start / sft.CHECKPOINT).exists()
 
     # One training step, in which each reply is trained on to the token.
-    assert SkillLibrary.of_model(start).skills == skills  # the library stays with the model
+    assert SkillLibrary.of_model(start).skills == SKILLS  # the library stays with the model
     die, before = random.Random(0), Backbone.load(start)
     monkeypatch.setitem(policy.REWARDS, "davinci", lambda verdict: die.random())
     assert reinforce.main(f"--model {start} --tasks {tmp_path}/tasks --out {out} --device cpu --eval none --steps 1 "

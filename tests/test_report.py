@@ -145,8 +145,8 @@ def test_curves():
     """A step without the metric is left out."""
     lines = [metrics(0, correct=None), metrics(1), metrics(2, correct=0.75)]
     assert charts.learning_curve(lines, "correct") == ([1, 2], [0.5, 0.75])
-    figures = {"counted": "best turn", "rule": "strict", "fast_1": 0.5, "fast_1.2": 0.5, "fast_1.5": 0.5, "fast_2": 0.25,
-               "fast_3": 0.0}
+    figures = {"counted": "best turn", "rule": "strict", "fast_1": 0.5, "fast_1.2": 0.5, "fast_1.5": 0.5,
+               "fast_2": 0.25, "fast_3": 0.0}
     assert charts.fast_p_curves([figures]) == {"strict rule": ([1, 1.2, 1.5, 2, 3], [0.5, 0.5, 0.5, 0.25, 0])}
 
 

@@ -81,3 +81,8 @@ def test_recall_finds_by_meaningful_words_and_drops_the_rest():
     ("nn.LayerNorm(8)", "layer-norm"), ("x = F.relu(x)", "ReLU"), ("nn.ReLU()", "a relu/gelu chain")])
 def test_code_finds_what_a_skill_calls_otherwise(query, written):
     assert recall(SkillLibrary([skill("a", "scan"), skill("b", written), skill("c", "sort")]), query)[0].name == "b"
+
+
+def test_a_word_of_half_the_library_still_counts_and_finds_no_other_skill():
+    library = SkillLibrary([skill(f"s{i}", "softmax" if i < 2 else "matmul") for i in range(4)])
+    assert recall(library, "softmax") == library.skills[:2]

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 import types
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 from backbone import Backbone, Chat, Completion, Sampling
 import recipes  # noqa: F401 (it enters the release's form of a verdict)
 from chat import prompts
-from chat.calls import extract_code
+from chat.calls import extract_code, extract_tool_call, fenced_blocks
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
-from chat_templates import CALL, GLM_RESPONSE, TEMPLATES, calling, template_tokenizer
+from chat_templates import CALL, CALLING, GLM_RESPONSE, TEMPLATES, calling, calling_tokenizer, template_tokenizer
 from conftest import configure, learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from judge.verdict import KernelTime, Verdict
@@ -30,12 +31,26 @@ DOCUMENTED = 'class ModelNew:\n    """\n    ```\n    x\n    ```\n    """\n'
 
 @pytest.mark.parametrize("reply, code", [
     (f"1. Fuse:\n\n   ```python\n   {KERNEL.replace(chr(10), chr(10) + '   ')}```\n2. Done.", KERNEL),
-    (f"```python\r\n{KERNEL}```\r\n", KERNEL), (f"```python\n{DOCUMENTED}```", DOCUMENTED),
-    (f"````markdown\nPlan.\n```python\n{KERNEL}```\n````", KERNEL),
+    (f"- ```python\n  {KERNEL.replace(chr(10), chr(10) + '  ')}```", KERNEL),
+    (f"```python\n{KERNEL}```", KERNEL), (f"```python\r\n{KERNEL}```\r\n", KERNEL),
+    (f"```python\n{DOCUMENTED}```", DOCUMENTED),
+    (f"````markdown\nPlan.\n```python\n{KERNEL}```\n````", KERNEL), (f"````python\n{KERNEL}````", KERNEL),
+    (f"`````\n````\n```python\n{KERNEL}```\n````\n`````", KERNEL),
     (f"```python\n{KERNEL}```\nOr:\n```python\n# cut off\n{KERNEL}", KERNEL),
     (f"```python\n{KERNEL}```</answer>", KERNEL), (f"```python\n{KERNEL}", None)])
 def test_fences_are_matched_by_line_indentation_and_length(reply, code):
     assert extract_code(reply) == code
+
+
+def test_a_fenced_call_may_hold_fences():
+    call = {"name": "f", "arguments": {"content": "Example:\n```python\nx\n```\n"}}
+    assert extract_tool_call(f"```json\n{json.dumps(call)}\n```", "f") == call["arguments"]
+    assert extract_tool_call(f"````\n```json\n{json.dumps(call)}\n```\n````", "f") == call["arguments"]
+    began = time.monotonic()
+    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 0), ("```x\n```\n" * 5000, 5000),
+                         (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
+        assert len(fenced_blocks(text)) == blocks
+    assert time.monotonic() - began < 10  # no pattern is tried again at each character
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -53,12 +68,16 @@ TALK = [{"role": role, "content": text} for role, text in (
     ("user", "Compiled: no."), ("assistant", "Plan: two."), ("user", "Still no."), ("assistant", "\nPlan: three. "))]
 
 
+def test_half_a_surrogate_pair_can_be_read(tokenizer):
+    chat = Chat(tokenizer)
+    assert chat.encode("a \ud83d b") == chat.encode("a ? b") and chat.encode("é\U0001f600") != chat.encode("??")
+
+
 def test_what_is_learnt_is_each_reply_with_its_end(chat, kind):
-    assert chat.encode("a \ud83d b") == chat.encode("a ? b")  # half a surrogate pair
     ids, mask = encode(chat, TALK)
     replies = [message["content"] for message in TALK if message["role"] == "assistant"]
-    if kind == "llama2":
-        replies = [" " + reply.strip() for reply in replies]  # the blank is after its prompt
+    if kind in ("llama2", "llama3", "gemma"):
+        replies = [" " * (kind == "llama2") + reply.strip() for reply in replies]  # the blank is after its prompt
     end = chat.tokenizer.decode(chat.end)
     assert learnt(chat, ids, mask) == [reply + end for reply in replies]
     assert end.strip() and chat.end[-1] in chat.tokenizer.all_special_ids
@@ -94,6 +113,15 @@ def test_a_next_turn_extends_what_was_sampled_token_by_token(chat, kind):
     assert chat.next_ids(Completion(prompt, tokens, [], text, True), changed) == chat.chat_ids(changed)
 
 
+def test_a_reply_that_ended_with_another_token_gets_the_templates_end_as_well(tokenizer):
+    made = template_tokenizer(tokenizer, "qwen3")
+    made.chat_template = ("{% for m in messages %}{{ m.role + m.content }}{% if m.role == 'assistant' %}<|im_end|>"
+                          "{% else %}<|endoftext|>{% endif %}{% endfor %}")
+    chat, stop = Chat(made), made.convert_tokens_to_ids("<|endoftext|>")
+    after = chat.next_ids(Completion([5], [6, stop], [], "x", True), [TALK[1], TALK[4] | {"content": "x"}, TALK[5]])
+    assert after[:3] == [5, 6, stop] and made.decode(after[3:]) == "<|im_end|>userStill no.<|endoftext|>"
+
+
 def read(path, chat, *rows) -> list:
     """What read_chats learns of rows: for each the texts, and the pair."""
     write_lines(path / "rows.jsonl", *rows)
@@ -122,15 +150,15 @@ def test_a_tokenizers_own_response_template_reads_its_calls(tokenizer):
     text = made.decode(chat.reply_ids([TALK[1], calling("So:", name="f")], SELECT_TOOL))
     assert text.startswith("So:<tool_call>f\n<arg_key>think</arg_key>") and chat.tool_role == (True, True)
     assert chat.tool_call(text, "f") == CALL and chat.tool_call(text, "g") is None
-    assert not chat.tool_call("<tool_call>f\n<arg_key>a", "f")
+    assert not chat.tool_call("<tool_call>f\n<arg_key>a", "f") and chat.tool_call("\ud800", "f") is None
     assert chat.tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f") == {"a": 1}
 
 
-def test_calls_become_text_where_they_would_not_come_back(tokenizer, tmp_path):
-    """GLM's template writes a call that, without its response template, nothing reads."""
-    chat = Chat(template_tokenizer(tokenizer, "glm"))
+@pytest.mark.parametrize("name", CALLING)
+def test_calls_become_text_where_they_would_not_come_back(tokenizer, name, tmp_path):
+    chat = Chat(calling_tokenizer(tokenizer, name))
     raw = chat.tokenizer.apply_chat_template([TALK[1], calling()], tools=[SELECT_TOOL], tokenize=False)
-    assert "<arg_key>" in raw and "fuse" in raw  # the template does write calls
+    assert "<tool_call>" not in raw and "fuse" in raw  # the template does write calls
     assert chat.tool_role == (False, False)
     rows = [{"messages": [*TALK[:2], calling()], "tools": tools} for tools in ([SELECT_TOOL], "")]
     for [reply], *_ in read(tmp_path, chat, *rows):
@@ -141,12 +169,23 @@ def test_thoughts_are_learnt_whatever_a_row_says_of_thinking(tokenizer, tmp_path
     chat = Chat(template_tokenizer(tokenizer, "qwen3"))
     thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
     row = {"messages": [*TALK[:2], thought]}
-    first, second, third = read(tmp_path, chat, row, row | {"enable_thinking": False},
-                                {"messages": [*row["messages"], *TALK[3:5]]})
-    assert first[0] == second[0] == third[0][:1] == [thought["content"] + "<|im_end|>"]
+    first, second, third, plain = read(tmp_path, chat, row, row | {"enable_thinking": False},
+                                       {"messages": [*row["messages"], *TALK[3:5]]}, {"messages": TALK})
+    assert first[0] == second[0] == third[0][:1] == [thought["content"] + "<|im_end|>"] and len(plain[0]) == 3
     assert third[0][1].endswith("</think>\n\nPlan: two.<|im_end|>")
     assert "Why." in chat.tokenizer.decode(third[1])  # kept as it was written, though the template would drop it now
-    assert "3 rows hold thoughts" in capsys.readouterr().out
+    assert "3 rows hold thoughts, which the model will write with --thinking only" in capsys.readouterr().out
+
+
+def test_rows_in_other_layouts_are_read(tokenizer, tmp_path, capsys):
+    chat = Chat(template_tokenizer(tokenizer, "deaf"))  # it writes no calls
+    contents = [[{"type": "text", "text": "Plan: "}, {"type": "text", "text": "two."}],
+                [{"type": "image_url", "image_url": "x"}]]
+    rows = [{"messages": [*TALK[:2], {"role": "assistant", "content": content}], "tools": ""} for content in contents]
+    [[plain], *_], [[called], *_] = read(tmp_path, chat, *rows, {"messages": [*TALK[:2], calling("So:")]})
+    assert plain == "Plan: two." + chat.tokenizer.decode(chat.end)
+    assert called.startswith("So:") and chat.tool_call(called, "select_skills") == CALL
+    assert "rows.jsonl:2: skipped (ValueError: a message holds something else than text)" in capsys.readouterr().err
 
 
 def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder):
@@ -171,6 +210,8 @@ def test_a_template_that_cannot_write_messages_says_so(tokenizer):
     chat = Chat(template_tokenizer(tokenizer, "mistral"))
     with pytest.raises(UserError, match="roles must alternate"):
         chat.chat_text([TALK[1], TALK[1]])
+    with pytest.raises(UserError, match="empty"):
+        chat.reply_ids([TALK[1], {"role": "assistant", "content": " \n"}])
 
 
 # ---- prompts of a file
@@ -215,12 +256,14 @@ def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
 
 
 def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_prompts):
-    for tool, said, name, most in ((SELECT_TOOL, "Pick the top 3 most apt.", "selected_skills", 3),
-                                   (prompts.UPDATE_TOOL, "Add with at most 2 skills.", "new_skills", 2)):
+    for tool, said, name, entry in (
+            (SELECT_TOOL, "Pick the top 3 most apt.", "selected_skills",
+             {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}),
+            (prompts.UPDATE_TOOL, "Add with at most 2 skills.", "new_skills",
+             {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2})):
         function = tool["function"]
         assert function["description"] == said
-        listed = function["parameters"]["properties"][name]
-        assert listed["maxItems"] == most and listed["description"].endswith(f"(at most {most}).")
+        assert list(function["parameters"]["properties"][name].items()) == list(entry.items())
 
 
 NO_TIMES = {"num_custom_kernel": 0, "num_total_kernels": 0, "custom_kernel_cuda_time_in_profiling_us": 0,
@@ -279,12 +322,16 @@ def test_a_policy_prompt_of_ones_own_has_a_place_for_skills(release_prompts, tmp
 
 
 @pytest.mark.parametrize("text, why", [
-    ("{", "ParserError"), ("prompts: {a: 1}", "no map of texts"),
+    ("{", "ParserError"), ("prompts: {a: 1}", "no map of texts"), (None, "No such file"),
     ("prompts: {a: b}\ntools: {summary: [{function: {name: f}}]}", "the tool of summary is called f"),
     ("per_turn_prompts: [{name: tool_response, template: '{0}'}]", "IndexError")])
 def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, why):
     path, before = tmp_path / "x.yaml", dict(prompts.PROMPTS)
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(UserError, match=why) as caught:
         prompts.read_prompts(path)
     assert "\n" not in str(caught.value) and prompts.PROMPTS == before
+    path.write_text((RELEASE / "kernel_trainer.yaml").read_text())
+    with pytest.raises(UserError, match="has one of prompts, tools"):
+        prompts.read_prompts(tmp_path)

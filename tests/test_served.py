@@ -1,16 +1,22 @@
 """A benchmark of a served model ends with a result or with one line, however the server misbehaves."""
 
+import contextlib
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from transformers.utils.import_utils import is_accelerate_available, is_serve_available
 
 import bench
 from backbone import Sampling
 from chat import server
 from chat.server import Messages, Server
+from command.files import ROOT
 from command.process import UserError
 from conftest import FakeSandbox, kernel, selecting
 from skills import Skill, SkillLibrary
@@ -51,6 +57,12 @@ class Stub(BaseHTTPRequestHandler):
     def act(self, what):
         if what == "drop":
             self.connection.close()
+        elif what == "cut off":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b'{"choices"')
+            self.connection.close()
         elif what == "hang":
             time.sleep(1)
         elif isinstance(what, int):
@@ -77,7 +89,12 @@ def replies(model, count=1):
     return model.sample([Messages([{"role": "user", "content": f"p{i}"}]) for i in range(count)], Sampling(50))
 
 
-@pytest.mark.parametrize("failure", [500, "drop", "{no json", {"choices": []}, saying(message={"content": 5})], ids=str)
+PASSING = [500, 429, 503, "drop", "cut off", "{no json", "[]", "null", {"choices": []}, {"choices": None},
+           {"error": {"message": "overloaded"}}, {"choices": [{}]}, saying(message={"content": 5}),
+           {"choices": [None]}, saying(message={"content": [{"type": "image_url"}]})]
+
+
+@pytest.mark.parametrize("failure", PASSING, ids=str)
 def test_what_fails_is_asked_again_and_then_fails_alone(url, failure, capsys):
     model = Server(url)
     Stub.script = [failure, failure, GOOD]
@@ -92,13 +109,18 @@ def test_what_fails_is_asked_again_and_then_fails_alone(url, failure, capsys):
     assert [body["seed"] for body, _ in Stub.asked[:3]] == [0, 0, 0]
 
 
+LENGTH = len(kernel(1.5)) // 4
+
+
 @pytest.mark.parametrize("answer, text, tokens, finished", [
     (saying(message={"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "bcd"}]}), "abcd", 1, True),
-    (saying(message={"content": None}, finish_reason="length"), "", 0, False)])
+    (saying(message={"content": None}, finish_reason="length"), "", 0, False),
+    (saying(message={}), "", 0, True), (saying() | {"usage": None}, kernel(1.5), LENGTH, True),
+    (saying(finish_reason=None) | {"usage": {"completion_tokens": None}}, kernel(1.5), LENGTH, True)])
 def test_answers_in_other_layouts_are_read(url, answer, text, tokens, finished):
     Stub.script = [answer]
     [reply] = replies(Server(url))
-    assert (reply.text, len(reply.token_ids), reply.finished) == (text, tokens, finished)
+    assert (reply.text, len(reply.token_ids), reply.finished) == (text, tokens, finished) and len(Stub.asked) == 1
 
 
 def test_a_refused_prompt_and_a_reply_that_takes_too_long_are_asked_once(url, capsys):
@@ -116,20 +138,50 @@ def test_a_server_that_answers_no_prompt_ends_with_one_line(url):
     Stub.script = [400]
     with pytest.raises(UserError, match=r"it answered no prompt: HTTPError: HTTP Error 400: .*--max-prompt-tokens"):
         replies(model, 3)
+    model, Stub.script = Server(url), [GOOD]
+    assert all(reply.text for reply in replies(model, 3))
+    Stub.script = [400]
+    assert not any(reply.text for reply in replies(model, 3))  # after that, such prompts fail alone
     Stub.script = [401]
     with pytest.raises(UserError, match="model M: HTTPError: HTTP Error 401: .*key is read from OPENAI_API_KEY"):
         replies(model)
 
 
 @pytest.mark.parametrize("listed, message", [
-    (401, "OPENAI_API_KEY"), ("{", "JSON"), ({"data": None}, "lists no model")])
+    (401, "401: Unauthorized .*OPENAI_API_KEY"), ("drop", "RemoteDisconnected|reset"), ("{", "JSON"),
+    ("[]", "AttributeError"), ({"data": None}, "lists no model"), ({"data": [{}]}, "no model")], ids=str)
 def test_a_server_that_lists_no_model_is_refused_in_one_line(url, listed, message):
     Stub.models = listed
     with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
         Server(url)
+    with pytest.raises(UserError):
+        Server("not a url")
+
+
+def test_the_usual_environment_variable_gives_the_key(url, monkeypatch):
+    for key, sent in (("", None), ("sk-1\n", "Bearer sk-1")):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        replies(Server(url))
+        assert Stub.asked[-1][1] == sent
 
 
 BENCH = ["--device", "cpu", "--level", "1", "--ids", "1,3", "--samples", "2", "--turns", "2", "--server"]
+
+
+def test_a_benchmark_keeps_what_was_judged_and_says_how_long_the_server_took(url, tmp_path, capsys):
+    given = [*BENCH, url, "--batch", "2", "--out", str(tmp_path)]
+    Stub.script = [lambda body: {1: 500, 3: 400}.get(body["seed"] % 4, GOOD)]  # a reply in each wave, and a failure
+    assert bench.main(given) == 0
+    out, _ = capsys.readouterr()
+    samples = bench.read_results(tmp_path / "results.jsonl").values()
+    correct = [turn.verdict.correct for sample in samples for turn in sample.turns]
+    assert sorted(correct) == [False] * 4 + [True] * 4
+    assert len(Stub.asked) == 4 + 2 * 3 + 2  # a refused prompt is not asked again
+    served = json.loads((tmp_path / "summary.json").read_text())["server"]
+    assert served["replies"] == 4 and sorted(served["without_reply"].values()) == [2, 2]
+    assert f"{url}: {json.dumps(served)}" in out
+    assert bench.main(given) == 0 and len(Stub.asked) == 12  # nothing is left to ask
+    assert '"replies": 0' in capsys.readouterr().out
 
 
 def test_a_server_that_goes_away_costs_no_sample(url, tmp_path):
@@ -149,24 +201,80 @@ def test_a_server_that_goes_away_costs_no_sample(url, tmp_path):
     assert all(turn.verdict.correct for sample in samples for turn in sample.turns) and len(samples) == 4
 
 
-def test_a_served_model_gets_the_skills_of_a_snapshot(url, tmp_path, monkeypatch):
+def test_a_served_model_gets_the_skills_of_a_snapshot(url, tmp_path, capsys):
+    """Prompts about GELU are too long for it."""
     def script(body):
+        if "gelu" in str(body["messages"]).lower():
+            return 400
         selects = "select_skills" in body["messages"][0]["content"]
         return saying(message={"content": selecting("fuse")}) if selects else GOOD
 
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-1\n")
     Stub.script, library = [script], tmp_path / "snapshot.jsonl"
     SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",), "Key Idea: one kernel")]).save(library)
-    assert bench.main([*BENCH, url, "--ids", "1", "--out", str(tmp_path / "o"), "--library", str(library)]) == 0
-    samples = bench.read_results(tmp_path / "o/results.jsonl").values()
-    assert [sample.skills for sample in samples] == [["fuse"]] * 2
-    assert [turn.tokens for sample in samples for turn in sample.turns] == [7] * 4
-    selection, *policy = [body for body, _ in Stub.asked]
+    assert bench.main([*BENCH, url, "--out", str(tmp_path / "o"), "--library", str(library)]) == 0
+    samples = bench.read_results(tmp_path / "o/results.jsonl")
+    assert [sample.skills for (task, _), sample in samples.items() if "Softplus" in task] == [["fuse"]] * 2
+    tokens = [[turn.tokens for turn in samples[name].turns] for name in sorted(samples)]
+    assert tokens == [[7, 7]] * 2 + [[0, 0]] * 2
+    selection, *policy = [body for body, _ in Stub.asked if "gelu" not in str(body).lower()]
     assert (selection["temperature"], selection["max_tokens"]) == (0.0, 1024)
     assert [(body["temperature"], body["top_p"], body["max_tokens"]) for body in policy] == [(1.0, 0.95, 1250)] * 4
     assert len({body["seed"] for body in policy}) == 4
     assert all("one kernel" in body["messages"][0]["content"] for body in policy)
     assert sorted(len(body["messages"]) for body in policy) == [2, 2, 4, 4]
-    assert {key for _, key in Stub.asked} == {"Bearer sk-1"}
-    assert json.loads((tmp_path / "o/config.json").read_text())["checkpoint"] == "M"
-    assert json.loads((tmp_path / "o/summary.json").read_text())["server"]["replies"] == 5
+    config = json.loads((tmp_path / "o/config.json").read_text())
+    assert config["model"] == config["checkpoint"] == "M" and config["max_new_tokens"] == 1250
+    out, err = capsys.readouterr()
+    assert "skills out of 1\nM on" in out and err.count("HTTP Error 400") == 5
+
+
+@pytest.mark.parametrize("more, message", [
+    ("{} --served-model N", "404"), ("http://127.0.0.1:9", "refused"), ("{} --thinking", "--server and --thinking")])
+def test_a_server_that_cannot_be_asked_is_told_in_one_line(url, tmp_path, more, message):
+    Stub.script = [404]
+    with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
+        bench.main([*BENCH, *more.format(url).split(), "--out", str(tmp_path)])
+
+
+def test_an_interrupt_waits_neither_for_pauses_nor_for_replies(url, monkeypatch):
+    monkeypatch.setattr(server, "PAUSES", (60,))
+    model, began = Server(url), time.monotonic()
+    Stub.script = [lambda body: {3: 401, 4: "hang"}.get(body["seed"], 500)]
+    with pytest.raises(UserError, match="401"):
+        replies(model, 5)
+    assert time.monotonic() - began < 0.8  # the reply that hangs takes a second
+
+
+@pytest.mark.slow
+def test_transformers_serve_is_walked(tmp_path, monkeypatch, capsys):
+    """A real server, and what it does with a name that it does not know and with its own death."""
+    if not is_serve_available() or not is_accelerate_available():
+        pytest.skip("transformers serve needs accelerate, fastapi, uvicorn and openai")
+    monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
+    monkeypatch.setattr(server, "PAUSES", (0.1,))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model = str(ROOT / "checkpoints/tiny")
+    command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", model,
+               "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as serving:
+        try:
+            listening = False
+            while not listening:
+                assert serving.poll() is None, "it could not start"
+                time.sleep(0.5)
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    listening = True
+            url = f"http://127.0.0.1:{port}"
+            given = ["--device", "cpu", "--level", "1", "--ids", "1", "--samples", "2", "--turns", "2", "--server", url,
+                     "--max-new-tokens", "40", "--out", str(tmp_path / "o")]
+            assert bench.main([*given, "--served-model", model]) == 0
+            assert '"replies": 4' in capsys.readouterr().out
+            samples = bench.read_results(tmp_path / "o/results.jsonl").values()
+            assert [turn.tokens > 0 and turn.reply != "" for s in samples for turn in s.turns] == [True] * 4
+            with pytest.raises(UserError, match="no/such|answered no prompt"):
+                bench.main([*given[:-1], str(tmp_path / "other"), "--served-model", "no/such"])
+        finally:
+            serving.terminate()
+    with pytest.raises(UserError, match="refused"):
+        Server(url)

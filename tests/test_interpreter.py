@@ -32,7 +32,8 @@ tl.umulhi(k.to(tl.uint32), 1 << 30).to(tl.int32) | tl.maximum(v, w, propagate_na
 libdevice.round(v * 4) | libdevice.cbrt(v) | libdevice.float2int_rd(v * 4) | libdevice.popc(k) | libdevice.clz(m) |
 tl.max(a, 1, return_indices=True)[1] | tl.reduce((v, w), 0, pairs)[1] | tl.cumsum(a, 1, reverse=True) |
 tl.sort(a, descending=True) | tl.histogram(m, 16) | a lock | map_elementwise |
-atomic_add to one place | atomic_max to one place | atomic_or | atomic_add's result, one place""".replace("\n", " ").split(" | ")
+atomic_add to one place | atomic_max to one place | atomic_or | atomic_add's result, one place
+""".replace("\n", " ").strip().split(" | ")
 
 
 def compiled(kernel, arguments, **constants):

@@ -2,12 +2,12 @@
 
     pool.py           the trainer's side: passes candidates to recorders, and what comes back to judges
     processes.py      how processes are started, jailed, limited and ended; who has the GPU
-    recorder.py       in a jail: a candidate's Python runs there, and only there; its forward becomes a program
-    forward.py        ... one forward becomes a program
+    recorder.py       in a jail: a candidate's Python runs there, and only there; its kernels are compiled
+    forward.py        ... and its forward becomes a program
     program.py        a program: operators and kernel launches as data, run row by row on any device
     judgement.py      the judge: a process that holds tasks, and the order in which a candidate is judged
     reference.py      the reference, its answers, how far they are from float64
-    trials.py         structured inputs of trials, and how closely a candidate must agree
+    trials.py         ... its structured inputs, and how closely a candidate must agree
     prices.py         without a GPU: what each step would cost on one
     ir.py             without a GPU: a kernel's text in Triton's IR becomes operations,
     operations.py     ... what most of them compute,

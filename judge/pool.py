@@ -1,6 +1,7 @@
 """The trainer's side of the judge: passes each candidate to a recorder, and what comes back to a judge.
 
-    submit(task, code)      a thread: `describe` the task (a judge loads it), `record` the candidate, ask the judge
+    submit(task, code)      a thread: a judge loads the task (`judge_of`), a recorder has the candidate's forward
+                            (`record`), and the judge says what it is worth (`judged`)
 
 A recorder has one candidate at a time. A judge has one too, and holds as many tasks as fit into memory (`choose`), for
 all turns of their rollouts. One that ends is forked again: a candidate costs only itself. Nothing of a candidate is

@@ -69,8 +69,7 @@ def pretend_gpu(properties):
     torch.set_default_device = lambda place: None
     torch.compile = lambda *_, **__: refused("uses torch.compile in place of a kernel", "rejected")
     no_cuda = refused("CUDA C++ is not judged here: write the kernel in Triton", "compile")
-    torch.utils.cpp_extension = sys.modules["torch.utils.cpp_extension"] = types.SimpleNamespace(
-        load_inline=no_cuda, load=no_cuda)
+    torch.utils.cpp_extension = sys.modules["torch.utils.cpp_extension"] = MagicMock(load_inline=no_cuda, load=no_cuda)
     torch.library.wrap_triton = lambda kernel: kernel  # it matters to torch.compile only
     torch._C._cuda_getCurrentRawStream = lambda index: 0  # what files that inductor wrote import
     torch._C._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(

@@ -14,7 +14,7 @@ import yaml
 
 from candidates import fails
 from command.files import ROOT
-from judge import interpreter, prices
+from judge import interpreter, operations, prices
 from judge.reference import load_module
 from judge.verdict import Failed
 
@@ -31,8 +31,9 @@ tensor descriptor past the end | tensor descriptor's atomic_add | gather of a ma
 tl.umulhi(k.to(tl.uint32), 1 << 30).to(tl.int32) | tl.maximum(v, w, propagate_nan=tl.PropagateNan.ALL) | philox |
 libdevice.round(v * 4) | libdevice.cbrt(v) | libdevice.float2int_rd(v * 4) | libdevice.popc(k) | libdevice.clz(m) |
 tl.max(a, 1, return_indices=True)[1] | tl.reduce((v, w), 0, pairs)[1] | tl.cumsum(a, 1, reverse=True) |
-tl.sort(a, descending=True) | tl.histogram(m, 16) | a lock | map_elementwise | atomic_add to one place |
-atomic_max to one place | atomic_or | atomic_add with a mask | atomic_xchg | atomic_add's result, one place""".replace("\n", " ").split(" | ")
+tl.sort(a, descending=True) | tl.histogram(m, 16) | a lock | map_elementwise |
+atomic_add to one place | atomic_max to one place | atomic_or | atomic_add's result, one place
+""".replace("\n", " ").strip().split(" | ")
 
 
 def compiled(kernel, arguments, **constants):
@@ -81,6 +82,12 @@ def test_a_feature_of_the_language(features, name, tmp_path):
     kernel, inputs = ours.kernel, theirs.get_inputs()
     ours.kernel = {(1,): lambda *given, BLOCK: run(kernel, 1, *given[:-1], NUMEL=given[-1], BLOCK=BLOCK)}
     torch.testing.assert_close(ours.ModelNew()(*inputs), theirs.Model()(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fn])
+def test_what_is_too_large_for_fp8_becomes_its_largest_number(dtype):
+    got = operations.convert("tt.fp_to_fp", torch.tensor([1e6, -1e6]), dtype).float()
+    assert got.tolist() == [torch.finfo(dtype).max, torch.finfo(dtype).min]
 
 
 @pytest.mark.parametrize("name", ["dot_scaled", "inline_asm_elementwise"])

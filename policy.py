@@ -389,6 +389,7 @@ def rollout_metrics(trajectories) -> dict:
     threshold. A mean over nothing is None.
 
         reward_best     mean over rollouts of the best turn's reward
+        reward_first    the same of the first turn, which has only the task and the skills to go by
         correct         share of rollouts with a correct turn
         fast_1          Fast_1: share of rollouts that are correct and faster than PyTorch
         fast_1.2        Fast_1.2: the same, more than 1.2x as fast
@@ -405,6 +406,7 @@ def rollout_metrics(trajectories) -> dict:
         turns += trajectory.turns
     return {
         "reward_best": mean(trajectory.best_reward for trajectory in trajectories),
+        "reward_first": mean(trajectory.turns[0].reward for trajectory in trajectories),
         "correct": mean(speedup > 0 for speedup in speedups),
         "fast_1": mean(speedup > 1 for speedup in speedups),
         "fast_1.2": mean(speedup > 1.2 for speedup in speedups),

@@ -130,9 +130,9 @@ def step_in_words(line, options, library) -> str:
     if "eval_fast_1" in line:
         figures = [f"{label} {line[key]:{form}}" for key, label, form in EVALUATION]
         parts.append(f"evaluation: {', '.join(figures)} ({line['clock']})")
-    if "with_reward_best" in line:
-        parts.append(f"redundant operators: reward {line['with_reward_best']:.3f} with the library, "
-                     f"{line['without_reward_best']:.3f} without")
+    if "with_reward_first" in line:
+        parts.append(f"redundant operators, first turn: reward {line['with_reward_first']:.3f} with the library, "
+                     f"{line['without_reward_first']:.3f} without")
     return ("  |  " if line["step"] else "  ").join(parts)
 
 

@@ -47,6 +47,7 @@ PAIR_OF = {"redundant/1_MirroredLength": ("flip", "norm"), "redundant/2_ShiftedP
            "redundant/3_SortedSpread": ("sort", "std"), "redundant/4_RunningPeak": ("cummax", "amax"),
            "redundant/5_DoubledMean": ("cat", "mean"), "redundant/6_RepeatedFloor": ("repeat", "amin"),
            "redundant/7_PaddedTotal": ("pad", "sum"), "redundant/8_MirroredLogTotal": ("fliplr", "logsumexp")}
+ALL_TURNS, FIRST_TURN = slice(None), slice(1)
 HOLDS = {*PAIR_OF.values()}  # the others of redundant.HELD_OUT do not hold; the model is told neither list
 
 
@@ -168,6 +169,10 @@ class Run:
         known = {tuple(pair) for pair in HELD_OUT}
         return [tuple(skill["tags"]) for skill in self.skills if tuple(skill["tags"]) in known]
 
+    def reward(self, step, turns) -> float:
+        """The mean reward with the library in the evaluation after a step. turns: see at_same_step."""
+        return statistics.mean(max(with_library[turns]) for with_library, _ in self.rewards[step].values())
+
     def by_problem(self, known=False, first_turn=False) -> dict:
         """{task: reward with the library minus without} in the last evaluation.
 
@@ -180,7 +185,7 @@ class Run:
         differences = {}
         for task, (with_library, without) in self.rewards[step].items():
             if not known or PAIR_OF.get(task) in pairs:
-                best = slice(0, 1) if first_turn else slice(None)
+                best = FIRST_TURN if first_turn else ALL_TURNS
                 differences[task] = max(with_library[best]) - max(without[best])
         return differences
 
@@ -213,6 +218,8 @@ def interval(values) -> tuple[float, float]:
 def judged(values, narrow=NARROW) -> str:
     """The verdict on a claim that says the values are above zero."""
     mean, half = interval(values)
+    if len(values) > 1 and half == 0:
+        return "the same in each run"  # greedy replies of one model: no interval says how sure that is
     if abs(mean) > half:
         return "confirmed" if mean > 0 else "contradicted"
     if abs(mean) + half <= narrow:
@@ -235,15 +242,15 @@ def defined(values) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def at_same_step(left, right) -> list[float]:
-    """Reward with the library of `left` minus `right`, for each seed, at the last evaluation that both runs have."""
+def at_same_step(left, right, turns) -> list[float]:
+    """Reward with the library of `left` minus `right`, for each seed, at the last evaluation that both runs have.
+
+    turns: a slice of a rollout's turns, of which the best one counts.
+    """
     differences = []
     for seed in sorted(left.keys() & right.keys()):
-        both = []
-        for run in (left[seed], right[seed]):
-            both.append({line["step"]: line["with_reward_best"] for line in run.metrics if "with_reward_best" in line})
-        step = max(both[0].keys() & both[1].keys())
-        differences.append(both[0][step] - both[1][step])
+        step = max(left[seed].rewards.keys() & right[seed].rewards.keys(), key=int)
+        differences.append(left[seed].reward(step, turns) - right[seed].reward(step, turns))
     return differences
 
 
@@ -256,6 +263,8 @@ def claims(arms) -> list[tuple]:
         rows += [
             ("RL improves kernels", "reward, redundant operators, with the library, after - before",
              [run.gain("with_reward_best") for run in runs]),
+            ("RL improves kernels", "the same, first turns",
+             [run.reward(max(run.rewards, key=int), FIRST_TURN) - run.reward(min(run.rewards, key=int), FIRST_TURN) for run in runs]),
             ("RL improves kernels", "the same, Fast_1.2", [run.gain("with_fast_1.2") for run in runs]),
             ("Skills help before RL", "reward with the library - without",
              [run.first("with_reward_best") - run.first("without_reward_best") for run in runs]),
@@ -278,7 +287,8 @@ def claims(arms) -> list[tuple]:
                        ("group-mean", "Leave-one-out beats the group's mean")):
         if default.keys() & arms.get(arm, {}).keys():
             rows.append((claim, f"reward with the library at the same step, default - {arm}",
-                         at_same_step(default, arms[arm])))
+                         at_same_step(default, arms[arm], ALL_TURNS)))
+            rows.append((claim, "the same, first turns", at_same_step(default, arms[arm], FIRST_TURN)))
     if runs:
         rows.append(("Skills move from general to specific", "found skills selected, second half of the steps - first",
                      [run.total("selected_learnt", slice(len(run.metrics) // 2, None))

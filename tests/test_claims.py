@@ -42,6 +42,7 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
                 for_all | {"step": 2, "library": 2, "with_reward_best": 1.5, "without_reward_best": 1.25})
     write_lines(folder / "skill_library/global_step_9.jsonl", {"tags": ["old"]})
     write_lines(folder / "skill_library/global_step_10.jsonl", {"tags": ["flip", "norm"]}, {"tags": ["a", "b"]})
+    write_lines(folder / "rollouts/redundant_0.jsonl", rollout([], 1.0, 1.0), rollout([], 1.0, 1.0))
     write_lines(folder / "rollouts/redundant_2.jsonl", {"role": "selection"}, rollout([found], 2.0, 1.5),
                 rollout([], 1.0, 1.0))
     write_lines(folder / "rollouts/step_2.jsonl", {"role": "selection"}, rollout([found], 2.0, 1.5),
@@ -58,3 +59,6 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
     assert rows["reward with the library - without, all 12 problems"] == [0.5]
     assert rows["the same, problems about whose pair the library has a skill"] == [0.5]
     assert rows["held-out pairs in the library"] == [1.0]
+    rows = claims.claims({"default": {0: run}, "no-skills": {0: run}})
+    assert [values for claim, _, values in rows if "the weights alone" in claim] == [[0.0], [0.0]]
+    assert ("RL improves kernels", "the same, first turns", [0.5]) in rows

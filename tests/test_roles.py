@@ -10,7 +10,7 @@ import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import Trajectory, Turn, best_window, rollout
+from policy import Trajectory, Turn, best_window, rollout, rollout_metrics
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
@@ -162,6 +162,19 @@ def trajectory(*speedups, task=None, skills=()):
     reply = Completion([1], [2], [0.0], "", True)
     turns = [Turn(reply, f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s)) for s in speedups]
     return Trajectory(task or make_task(), tuple(skills), turns)
+
+
+def test_what_metrics_say_of_rollouts():
+    rollouts = [trajectory(1.1, 1.3), trajectory(None, 1.15), trajectory(None, None), trajectory(0.5, 0.9)]
+    for rewards, rolled in zip([(1.0, 2.0), (0.0, 1.0), (0.0, 0.0), (3.0, 1.0)], rollouts):
+        rolled.turns[1].advice_tokens = 5
+        for turn, turn.reward in zip(rolled.turns, rewards):
+            turn.verdict.coverage = 0.5
+    found = rollout_metrics(rollouts)
+    assert (found["reward_best"], found["reward_first"]) == (1.5, 1.0)
+    assert (found["correct"], found["correct_first"], found["fast_1"], found["fast_1.2"]) == (0.75, 0.5, 0.5, 0.25)
+    assert found["speedup"] == pytest.approx((1.3 + 1.15 + 0.9) / 3) and found["coverage"] == 0.5
+    assert [rolled.tokens for rolled in rollouts] == [7] * 4  # one of each turn, and the advice
 
 
 @pytest.mark.parametrize("speedups, best", [

@@ -62,7 +62,7 @@ class Options:
     n: int = option((2, 4, 4), "n: rollouts of each scheme", above_0=True)
     turns: int = option((2, 3, 3), "T: turns of a rollout", above_0=True)
     s: int = option((3, 8, 8), "s: parallel summaries of a task's best triggering rollout")
-    lr: float = option((5e-5, 5e-5, 1e-6), "eta: AdamW's learning rate")
+    lr: float = option((2e-5, 5e-5, 1e-6), "eta: AdamW's learning rate")
     policy_tokens: int = option((900, 1500, 8192), "most tokens of a Policy reply", above_0=True)
     prompt_tokens: int = option((3500, 6500, 24576), "longest prompt; a rollout ends before a longer one", above_0=True)
     update_tokens: int = option((16384, 131072, 32768), "tokens of a micro-batch, with padding", above_0=True)

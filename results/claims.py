@@ -30,7 +30,6 @@ sys.path.insert(0, str(ROOT))
 from command.files import read_lines  # noqa: E402
 from command.process import UserError, run_command  # noqa: E402
 
-KEPT = ROOT / "results" / "claims"
 CORES = 2  # of a run
 NARROW = 0.05  # of reward: an interval within this of zero shows that there is no effect worth naming
 ARMS = {
@@ -75,7 +74,7 @@ def run_all(jobs, options):
 
 def run_one(arm, seed, cores, options):
     """One run of reinforce.py; what is kept of it is copied when it is complete."""
-    folder, kept = Path(options.runs, arm, str(seed)), KEPT / arm / str(seed)
+    folder, kept = Path(options.runs, arm, str(seed)), Path(options.kept, arm, str(seed))
     if (kept / "problems.json").is_file():
         return
     command = [sys.executable, str(ROOT / "reinforce.py"), "--out", str(folder)]
@@ -337,6 +336,7 @@ def main(argv=None) -> int:
     parser.add_argument("--model", default="", help="checkpoint to start from; default: checkpoints/tiny")
     parser.add_argument("--lr", default="", help="learning rate; default: that of reinforce.py")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "claims"), help="folder of the whole runs")
+    parser.add_argument("--kept", default=str(ROOT / "results" / "claims"), help="folder of what is kept of the runs")
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--keep", default="", metavar="DIR", help="take in the runs DIR/ARM/SEED as they are")
     options = parser.parse_args(argv)
@@ -344,7 +344,7 @@ def main(argv=None) -> int:
     if unknown := set(names) - ARMS.keys():
         raise UserError(f"--arms: {', '.join(sorted(unknown))} is not one of {', '.join(ARMS)}")
     for metrics in sorted(Path(options.keep).glob("*/*/metrics.jsonl")) if options.keep else []:
-        keep(metrics.parent, KEPT / metrics.parts[-3] / metrics.parts[-2])
+        keep(metrics.parent, Path(options.kept, *metrics.parts[-3:-1]))
     if not options.table and not options.keep:
         others = options.others or options.seeds
         jobs = [(arm, seed) for seed in range(options.seeds) for arm in names if arm == "default" or seed < others]
@@ -352,7 +352,7 @@ def main(argv=None) -> int:
     from synthetic.redundant import HELD_OUT as pairs
     HELD_OUT.extend(pairs)
     arms = {}
-    for path in sorted(KEPT.glob("*/*/problems.json")):
+    for path in sorted(Path(options.kept).glob("*/*/problems.json")):
         arms.setdefault(path.parts[-3], {})[int(path.parts[-2])] = Run(path.parent)
     print_table(arms)
     return 0

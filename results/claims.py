@@ -173,11 +173,10 @@ class Run:
         """The mean reward with the library in the evaluation after a step. turns: see at_same_step."""
         return statistics.mean(max(with_library[turns]) for with_library, _ in self.rewards[step].values())
 
-    def by_problem(self, known=False, first_turn=False) -> dict:
+    def by_problem(self, known=False, turns=ALL_TURNS) -> dict:
         """{task: reward with the library minus without} in the last evaluation.
 
-        known: only problems about whose pair the library had a skill at that time. first_turn: of the first turn, not
-        of the best one.
+        known: only problems about whose pair the library had a skill at that time. turns: see at_same_step.
         """
         step = self.last_step
         library = next(line["library"] for line in self.metrics if line["step"] == int(step))
@@ -185,8 +184,7 @@ class Run:
         differences = {}
         for task, (with_library, without) in self.rewards[step].items():
             if not known or PAIR_OF.get(task) in pairs:
-                best = FIRST_TURN if first_turn else ALL_TURNS
-                differences[task] = max(with_library[best]) - max(without[best])
+                differences[task] = max(with_library[turns]) - max(without[turns])
         return differences
 
     def brings(self, **which) -> float | None:
@@ -270,11 +268,11 @@ def claims(arms) -> list[tuple]:
              [run.first("with_reward_best") - run.first("without_reward_best") for run in runs]),
             ("Skills help after RL", "reward with the library - without, all 12 problems",
              [run.brings() for run in runs]),
-            ("Skills help after RL", "the same, first turns", [run.brings(first_turn=True) for run in runs]),
+            ("Skills help after RL", "the same, first turns", [run.brings(turns=FIRST_TURN) for run in runs]),
             ("Skills help after RL, where one fits", "the same, problems about whose pair the library has a skill",
              defined(run.brings(known=True) for run in runs)),
             ("Skills help after RL, where one fits", "the same, first turns",
-             defined(run.brings(known=True, first_turn=True) for run in runs)),
+             defined(run.brings(known=True, turns=FIRST_TURN) for run in runs)),
             ("RL finds what the cold start did not teach", "held-out pairs in the library",
              [float(len(run.found())) for run in runs]),
             ("What it finds holds", "share of them that hold, - 0.5", [held(run) - 0.5 for run in runs if run.found()]),

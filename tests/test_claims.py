@@ -50,7 +50,7 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
     claims.keep(folder, kept)
     monkeypatch.setattr(claims, "HELD_OUT", [("flip", "norm")])
     run = claims.Run(kept)
-    assert run.by_problem() == run.by_problem(known=True, first_turn=True) == {TASK: 0.5}
+    assert run.by_problem() == run.by_problem(known=True, turns=claims.FIRST_TURN) == {TASK: 0.5}
     assert run.gain("with_reward_best") == 0.5
     assert run.found() == [("flip", "norm")] and claims.held(run) == 1.0
     assert run.uses == {found: [[2, TASK, 2.0]]}

@@ -264,6 +264,8 @@ def claims(arms) -> list[tuple]:
             ("RL improves kernels", "the same, first turns",
              [run.reward(run.last_step, FIRST_TURN) - run.reward("0", FIRST_TURN) for run in runs]),
             ("RL improves kernels", "the same, Fast_1.2", [run.gain("with_fast_1.2") for run in runs]),
+            ("The weights learn without the library, too", "reward without the library, after - before",
+             [run.gain("without_reward_best") for run in runs]),
             ("Skills help before RL", "reward with the library - without",
              [run.first("with_reward_best") - run.first("without_reward_best") for run in runs]),
             ("Skills help after RL", "reward with the library - without, all 12 problems",

@@ -4,7 +4,7 @@
     python results/claims.py --seeds 8 --arms default,no-verify --steps 8
     python results/claims.py --table                   the table alone, from results/claims/
 
-A run takes two cores. Its small files stay in results/claims/ARM/SEED: metrics.jsonl, the library, problems.json (the
+A run takes two cores (--cores). Its small files stay in results/claims/ARM/SEED: metrics.jsonl, the library, problems.json (the
 evaluation's rewards with and without the library, and where training used what was found). A killed run is continued.
 --keep DIR takes in the runs below DIR as far as they have come: "after RL" is then their last evaluation.
 
@@ -30,7 +30,6 @@ sys.path.insert(0, str(ROOT))
 from command.files import read_lines  # noqa: E402
 from command.process import UserError, run_command  # noqa: E402
 
-CORES = 2  # of a run
 NARROW = 0.05  # of reward: an interval within this of zero shows that there is no effect worth naming
 ARMS = {
     "default": [],
@@ -55,11 +54,11 @@ HOLDS = {*PAIR_OF.values()}  # the others of redundant.HELD_OUT do not hold; the
 
 
 def run_all(jobs, options):
-    """Run each (arm, seed) that is not complete, on CORES cores of its own. Prints a line as each one ends."""
+    """Run each (arm, seed) that is not complete, on cores of its own. Prints a line as each one ends."""
     cores = sorted(os.sched_getaffinity(0))
     places = queue.Queue()
-    for first in range(0, len(cores) - CORES + 1, CORES):
-        places.put(cores[first:first + CORES])
+    for first in range(0, len(cores) - options.cores + 1, options.cores):
+        places.put(cores[first:first + options.cores])
 
     def one(job):
         place = places.get()
@@ -85,7 +84,7 @@ def run_one(arm, seed, cores, options):
                     *ARMS[arm]]
         command += ["--model", options.model] if options.model else []
         command += ["--lr", options.lr] if options.lr else []
-    environment = os.environ | {"OMP_NUM_THREADS": str(CORES)}
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.cores)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.log", "w") as log:
         status = subprocess.run(["taskset", "-c", ",".join(map(str, cores)), *command], stdout=log, stderr=log,
@@ -333,6 +332,7 @@ def main(argv=None) -> int:
     parser.add_argument("--others", type=int, default=0, help="runs of each other arm; 0: as many")
     parser.add_argument("--arms", default=",".join(ARMS), help="which, with commas between them")
     parser.add_argument("--steps", type=int, default=8, help="training steps of a run")
+    parser.add_argument("--cores", type=int, default=2, help="of a run")
     parser.add_argument("--model", default="", help="checkpoint to start from; default: checkpoints/tiny")
     parser.add_argument("--lr", default="", help="learning rate; default: that of reinforce.py")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "claims"), help="folder of the whole runs")

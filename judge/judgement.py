@@ -213,16 +213,24 @@ def serve(connection, settings, secret):
         limit(settings["memory"])
     while True:
         order, source, *more = connection.recv()
+        answer = None
         if order == "load":
-            connection.send(load(loaded, source, *more, settings, secret))
+            answer = load(loaded, source, *more, settings, secret)
         elif order == "drop":
             loaded.pop(source, None)
         else:
-            verdict = judge(loaded[source], *more)
-            connection.send((verdict, on_gpu and is_broken()))
-        if on_gpu and (order != "judge" or torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE):
-            gc.collect()  # the parts of a task that was dropped refer to one another
-            torch.cuda.empty_cache()  # other judges need it
+            answer = judge(loaded[source], *more)
+        broken = on_gpu and is_broken()
+        if on_gpu and not broken:
+            free(always=order != "judge")  # before the answer, after which another judge may load a large task
+        connection.send((answer, broken))
+
+
+def free(always):
+    """Give cached memory of the GPU back, if it is much or `always`: other judges need it."""
+    if always or torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
+        gc.collect()  # the parts of a task that was dropped refer to one another
+        torch.cuda.empty_cache()
 
 
 def load(loaded, source, name, settings, secret) -> dict:

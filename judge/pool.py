@@ -168,14 +168,11 @@ class Pool:
         with self.judge_of(entry) as judge:
             began = time.monotonic()
             try:
-                verdict, broken = self.ask(judge, "judge", entry.source, code, recording)
+                return self.ask(judge, "judge", entry.source, code, recording)
             except Gone:
                 late = time.monotonic() - began >= self.settings["seconds"]
                 return self.failed(code, f"no result within {self.settings['seconds']:g} s" if late else (
                     "the process ended without a result (crash, exit, memory limit or GPU error)"))
-            if broken:
-                judge.end()
-            return verdict
 
     def failed(self, code, error, stage="forward") -> Verdict:
         verdict = Verdict(clock=self.settings["clock"])
@@ -250,9 +247,9 @@ class Pool:
         for other in self.judges:
             for old in list(other.loaded) if other is judge or not other.busy else ():
                 if used > self.capacity and old is not entry and not (self.on_gpu and old.begun):
-                    used -= other.loaded.pop(old)
-                    with contextlib.suppress(OSError):  # it has ended, which will be noticed when it is asked
-                        other.connection.send(("drop", old.source))
+                    used -= other.loaded.pop(old, 0)  # 0: it has just ended
+                    with contextlib.suppress(Gone):
+                        self.ask(other, "drop", old.source)  # answered when the memory is free
 
     def estimate(self, entry):
         """Note how much memory it may take to load a task."""
@@ -288,12 +285,16 @@ class Pool:
             return False
 
     def ask(self, judge, *order):
-        """A judge's answer to an order. Raises Gone when it ends, and it has no task then."""
+        """A judge's answer to an order. Raises Gone when it ends, and it has no task then, as if its GPU is broken."""
         try:
             if judge.connection is None:
                 judge.connection = self.start_forks().fork()
             judge.connection.send(order)
-            return judge.connection.recv()
+            answer, broken = judge.connection.recv()
+            if broken:
+                with self.changed:
+                    judge.end()
+            return answer
         except (EOFError, OSError, Gone) as error:
             with self.changed:
                 judge.end()

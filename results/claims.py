@@ -40,6 +40,8 @@ ARMS = {
     "freeze-summary": ["--freeze-summary"],
     "group-mean": ["--baseline", "group-mean"],
 }
+AS_ON_CPU = ("--batch 3 --n 2 --turns 2 --s 3 --lr 2e-5 --eval-every 2 --set eval_samples=1 trials=3 save_every=1"
+             ).split()  # with a GPU: the defaults of a run without one
 # The evaluation problems whose held-out pair is redundant, and that pair; found by running all of them.
 PAIR_OF = {"redundant/1_MirroredLength": ("flip", "norm"), "redundant/2_ShiftedPeak": ("roll", "amax"),
            "redundant/3_SortedSpread": ("sort", "std"), "redundant/4_RunningPeak": ("cummax", "amax"),
@@ -80,8 +82,8 @@ def run_one(arm, seed, cores, options):
     if (folder / "config.json").is_file():
         command.append("--resume")
     else:
-        command += ["--seed", str(seed), "--device", "cpu", "--steps", str(options.steps), "--eval", "redundant",
-                    *ARMS[arm]]
+        command += ["--seed", str(seed), "--device", options.device, "--steps", str(options.steps), "--eval",
+                    "redundant", *ARMS[arm], *(AS_ON_CPU if options.device == "cuda" else ())]
         command += ["--model", options.model] if options.model else []
         command += ["--lr", options.lr] if options.lr else []
     environment = os.environ | {"OMP_NUM_THREADS": str(options.cores)}
@@ -333,6 +335,7 @@ def main(argv=None) -> int:
     parser.add_argument("--arms", default=",".join(ARMS), help="which, with commas between them")
     parser.add_argument("--steps", type=int, default=8, help="training steps of a run")
     parser.add_argument("--cores", type=int, default=2, help="of a run")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: measured times, with --cores all")
     parser.add_argument("--model", default="", help="checkpoint to start from; default: checkpoints/tiny")
     parser.add_argument("--lr", default="", help="learning rate; default: that of reinforce.py")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "claims"), help="folder of the whole runs")

@@ -70,7 +70,7 @@ class Options:
                         "temperature": "sampling (paper: replies of at most 8,192 tokens, prompts of at most 24,576)",
                         "out": "the run"}
 
-    level: int = option(1, "KernelBench's level", choices=[1, 2, 3])
+    level: int = option(1, "KernelBench's level; 0: our problems with redundant operators", choices=[0, 1, 2, 3])
     kernelbench: str = option(None, "KernelBench checkout (default: the built-in problems)", metavar="DIR")
     ids: str = option(None, "only these problems: 5,10,15 or 1-20 or every5", metavar="IDS")
     model: str = option("checkpoints/tiny", "model folder or hub id")
@@ -118,7 +118,7 @@ from run import page_if_interrupted, write_page
 from sandbox import PRECISE_SECONDS, Sandbox, Verdict, verdict_from_json
 from selector import select
 from skills import SkillLibrary
-from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks
+from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks, redundant_tasks
 
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0, 3.0)  # the p of Fast_p
 COUNTED = ("best turn", "last turn")  # ways of counting, see above
@@ -242,7 +242,8 @@ def start(options) -> tuple:
     least = STRATEGIES[options.strategy].least_turns
     if options.turns < least:
         raise UserError(f"--strategy {options.strategy}: below --turns {least} no attempt sees an earlier one")
-    source, level = "built-in problems", builtin_tasks(options.level, options.device)
+    source = "built-in problems"
+    level = builtin_tasks(options.level, options.device) if options.level else redundant_tasks(options.device)
     if options.kernelbench:
         source, level = "KernelBench", kernelbench_tasks(options.kernelbench, options.level)
     tasks = chosen_tasks(level, options.ids)

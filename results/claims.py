@@ -1,18 +1,20 @@
 """The paper's claims in the world of redundant operators (synthetic/redundant.py): every arm, and the table.
 
     python results/claims.py --seeds 8                 runs what is missing, as many at once as there are cores for
-    python results/claims.py --seeds 8 --arms default,no-verify --steps 8
+    python results/claims.py --device cuda --arms default,no-skills,no-verify --kept results/claims/measured
     python results/claims.py --table                   the table alone, from results/claims/
 
-A run takes two cores (--cores). Its small files stay in results/claims/ARM/SEED: metrics.jsonl, the library, problems.json (the
-evaluation's rewards with and without the library, and where training used what was found). A killed run is continued.
---keep DIR takes in the runs below DIR as far as they have come: "after RL" is then their last evaluation.
+A run takes two cores (--cores). Its small files stay in results/claims/ARM/SEED: metrics.jsonl, the library, and
+problems.json (the evaluation's rewards with and without the library, and where training used what was found). A killed
+run is continued. Before RL the model can be given the library that a run has found. For that, bench.py runs it with
+each library of the arms in LIBRARIES, and the rewards stay in results/claims/ARM/SEED/before.json.
 
 A claim is *confirmed* or *contradicted* where the 95 % interval over seeds (Student's t) excludes zero, *none seen*
 where it lies within 0.05 of zero, else *open*, with the number of seeds that would settle it if the mean stayed.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -40,6 +42,7 @@ ARMS = {
     "freeze-summary": ["--freeze-summary"],
     "group-mean": ["--baseline", "group-mean"],
 }
+LIBRARIES = "default", "no-verify"
 AS_ON_CPU = ("--batch 3 --n 2 --turns 2 --s 3 --lr 2e-5 --eval-every 2 --set eval_samples=1 trials=3 save_every=1"
              ).split()  # with a GPU: the defaults of a run without one
 # The evaluation problems whose held-out pair is redundant, and that pair; found by running all of them.
@@ -55,8 +58,8 @@ HOLDS = {*PAIR_OF.values()}  # the others of redundant.HELD_OUT do not hold; the
 # Running the arms
 
 
-def run_all(jobs, options):
-    """Run each (arm, seed) that is not complete, on cores of its own. Prints a line as each one ends."""
+def run_all(run, jobs, options):
+    """run(arm, seed, cores, options) for each (arm, seed), on cores of its own. Prints a line as each one ends."""
     cores = sorted(os.sched_getaffinity(0))
     places = queue.Queue()
     for first in range(0, len(cores) - options.cores + 1, options.cores):
@@ -65,7 +68,7 @@ def run_all(jobs, options):
     def one(job):
         place = places.get()
         try:
-            run_one(*job, place, options)
+            run(*job, place, options)
         finally:
             places.put(place)
 
@@ -73,7 +76,7 @@ def run_all(jobs, options):
         list(pool.map(one, jobs))
 
 
-def run_one(arm, seed, cores, options):
+def train(arm, seed, cores, options):
     """One run of reinforce.py; what is kept of it is copied when it is complete."""
     folder, kept = Path(options.runs, arm, str(seed)), Path(options.kept, arm, str(seed))
     if (kept / "problems.json").is_file():
@@ -84,16 +87,34 @@ def run_one(arm, seed, cores, options):
     else:
         command += ["--seed", str(seed), "--device", options.device, "--steps", str(options.steps), "--eval",
                     "redundant", *ARMS[arm], *(AS_ON_CPU if options.device == "cuda" else ())]
-        command += ["--model", options.model] if options.model else []
-        command += ["--lr", options.lr] if options.lr else []
-    environment = os.environ | {"OMP_NUM_THREADS": str(options.cores)}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(f"{folder}.log", "w") as log:
-        status = subprocess.run(["taskset", "-c", ",".join(map(str, cores)), *command], stdout=log, stderr=log,
-                                env=environment, cwd=ROOT, check=False).returncode
-    print(f"{arm} {seed}: " + (f"failed, see {folder}.log" if status else "done"), flush=True)
-    if not status:
+    if call(command, f"{folder}.log", cores):
         keep(folder, kept)
+
+
+def try_library(arm, seed, cores, options):
+    """The rewards of the model before RL with the library of a run: {task: [rewards of the turns]}."""
+    folder, kept = Path(options.runs, arm, f"{seed}_before"), Path(options.kept, arm, str(seed))
+    if (kept / "before.json").is_file():
+        return
+    command = [sys.executable, str(ROOT / "bench.py"), "--level", "0", "--samples", "1", "--turns", "2", "--out",
+               str(folder), "--device", options.device, "--library", str(kept / "skill_library.jsonl")]
+    if call(command, f"{folder}.log", cores):
+        from bench import read_results
+        from policy import davinci_reward
+        rewards = {}
+        for sample in read_results(folder / "results.jsonl").values():
+            rewards[sample.task] = [davinci_reward(turn.verdict) for turn in sample.turns]
+        (kept / "before.json").write_text(json.dumps(rewards, indent=1))
+
+
+def call(command, log, cores) -> bool:
+    """Run a command on these cores. Was it successful?"""
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w") as file:
+        status = subprocess.run(["taskset", "-c", ",".join(map(str, cores)), *command], stdout=file, stderr=file,
+                                env=os.environ | {"OMP_NUM_THREADS": str(len(cores))}, cwd=ROOT, check=False).returncode
+    print(f"{log}: " + ("failed" if status else "done"), flush=True)
+    return not status
 
 
 def keep(folder, kept):
@@ -146,6 +167,8 @@ class Run:
         record = json.loads((folder / "problems.json").read_text())
         self.rewards, self.uses = record["rewards"], record["uses"]
         self.last_step = max(self.rewards, key=int)  # with an evaluation
+        before = folder / "before.json"
+        self.before = json.loads(before.read_text()) if before.is_file() else {}
 
     def first(self, name):
         return next(line[name] for line in self.metrics if name in line)
@@ -188,6 +211,12 @@ class Run:
                 differences[task] = max(with_library[turns]) - max(without[turns])
         return differences
 
+    def brought_before(self, turns=ALL_TURNS) -> float | None:
+        """The same before RL: the model before RL with this library, minus without any."""
+        without = {task: rewards[1] for task, rewards in self.rewards["0"].items()}
+        values = [max(found[turns]) - max(without[task][turns]) for task, found in self.before.items()]
+        return statistics.mean(values) if values else None
+
     def brings(self, **which) -> float | None:
         """The mean of `by_problem`; None without such a problem."""
         values = self.by_problem(**which).values()
@@ -217,8 +246,6 @@ def interval(values) -> tuple[float, float]:
 def judged(values, narrow=NARROW) -> str:
     """The verdict on a claim that says the values are above zero."""
     mean, half = interval(values)
-    if len(values) > 1 and half == 0:
-        return "the same in each run"  # greedy replies of one model: no interval says how sure that is
     if abs(mean) > half:
         return "confirmed" if mean > 0 else "contradicted"
     if abs(mean) + half <= narrow:
@@ -267,8 +294,10 @@ def claims(arms) -> list[tuple]:
             ("RL improves kernels", "the same, Fast_1.2", [run.gain("with_fast_1.2") for run in runs]),
             ("The weights learn without the library, too", "reward without the library, after - before",
              [run.gain("without_reward_best") for run in runs]),
-            ("Skills help before RL", "reward with the library - without",
-             [run.first("with_reward_best") - run.first("without_reward_best") for run in runs]),
+            ("Skills help before RL", "reward with the library that the run has found - without a library",
+             defined(run.brought_before() for run in runs)),
+            ("Skills help before RL", "the same, first turns",
+             defined(run.brought_before(FIRST_TURN) for run in runs)),
             ("Skills help after RL", "reward with the library - without, all 12 problems",
              [run.brings() for run in runs]),
             ("Skills help after RL", "the same, first turns", [run.brings(turns=FIRST_TURN) for run in runs]),
@@ -298,6 +327,8 @@ def claims(arms) -> list[tuple]:
         rows.append(("Training Summary helps", "share of proposals that pass, default - freeze-summary",
                      paired(default, arms["freeze-summary"], Run.passing)))
     if default.keys() & arms.get("no-verify", {}).keys():
+        rows.append(("Verification matters", "reward before RL, with the library of default - of no-verify",
+                     paired(default, arms["no-verify"], Run.brought_before)))
         rows.append(("Verification keeps false skills out", "share of held-out pairs that hold, default - no-verify",
                      paired(default, arms["no-verify"], held)))
     return rows
@@ -330,28 +361,22 @@ def print_table(arms):
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=8, help="runs of the default")
-    parser.add_argument("--others", type=int, default=0, help="runs of each other arm; 0: as many")
+    parser.add_argument("--seeds", type=int, default=8, help="runs of each arm")
     parser.add_argument("--arms", default=",".join(ARMS), help="which, with commas between them")
     parser.add_argument("--steps", type=int, default=8, help="training steps of a run")
     parser.add_argument("--cores", type=int, default=2, help="of a run")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: measured times, with --cores all")
-    parser.add_argument("--model", default="", help="checkpoint to start from; default: checkpoints/tiny")
-    parser.add_argument("--lr", default="", help="learning rate; default: that of reinforce.py")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "claims"), help="folder of the whole runs")
     parser.add_argument("--kept", default=str(ROOT / "results" / "claims"), help="folder of what is kept of the runs")
     parser.add_argument("--table", action="store_true", help="run nothing")
-    parser.add_argument("--keep", default="", metavar="DIR", help="take in the runs DIR/ARM/SEED as they are")
     options = parser.parse_args(argv)
     names = options.arms.split(",")
     if unknown := set(names) - ARMS.keys():
         raise UserError(f"--arms: {', '.join(sorted(unknown))} is not one of {', '.join(ARMS)}")
-    for metrics in sorted(Path(options.keep).glob("*/*/metrics.jsonl")) if options.keep else []:
-        keep(metrics.parent, Path(options.kept, *metrics.parts[-3:-1]))
-    if not options.table and not options.keep:
-        others = options.others or options.seeds
-        jobs = [(arm, seed) for seed in range(options.seeds) for arm in names if arm == "default" or seed < others]
-        run_all(jobs, options)
+    if not options.table:
+        jobs = list(itertools.product(range(options.seeds), names))
+        run_all(train, [(arm, seed) for seed, arm in jobs], options)
+        run_all(try_library, [(arm, seed) for seed, arm in jobs if arm in LIBRARIES], options)
     from synthetic.redundant import HELD_OUT as pairs
     HELD_OUT.extend(pairs)
     arms = {}

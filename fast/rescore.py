@@ -44,7 +44,7 @@ def head_logits(model, hidden):
     """Hidden states (N, width) to logits (N, V) in float32.
 
     In bfloat16 a logit of 20 has an error of up to 0.06, and sampler and trainer would round differently: for that
-    alone MRS would mask one in six of Selection's short replies (results/history.md).
+    alone MRS would mask one in six of Selection's short replies (results/tried.md).
     """
     head = model.get_output_embeddings()
     if hidden.is_cuda and hidden.dtype == head.weight.dtype == torch.bfloat16:

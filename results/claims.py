@@ -217,6 +217,11 @@ class Run:
         values = [max(found[turns]) - max(without[task][turns]) for task, found in self.before.items()]
         return statistics.mean(values) if values else None
 
+    def weights_bring(self) -> float | None:
+        """The reward with the library after RL, minus that of the model before RL with the same library."""
+        before = [max(rewards) for rewards in self.before.values()]
+        return self.reward(self.last_step, ALL_TURNS) - statistics.mean(before) if before else None
+
     def brings(self, **which) -> float | None:
         """The mean of `by_problem`; None without such a problem."""
         values = self.by_problem(**which).values()
@@ -305,6 +310,8 @@ def claims(arms) -> list[tuple]:
              defined(run.brings(known=True) for run in runs)),
             ("Skills help after RL, where one fits", "the same, first turns",
              defined(run.brings(known=True, turns=FIRST_TURN) for run in runs)),
+            ("Training the weights helps, too", "reward with the library of the run, model after RL - model before RL",
+             defined(run.weights_bring() for run in runs)),
             ("RL finds what the cold start did not teach", "held-out pairs in the library",
              [float(len(run.found())) for run in runs]),
             ("What it finds holds", "share of them that hold, - 0.5", [held(run) - 0.5 for run in runs if run.found()]),

@@ -1,6 +1,6 @@
-"""What the measured clock is worth: speed, agreement with the modelled clock, repeatability. Needs a GPU; 10 minutes.
+"""What the measured clock is worth: speed, and agreement with the modelled clock. Needs a GPU; 2 minutes.
 
-    python results/measured_clock.py [--parts batch agreement repeats itself] [--out measured_clock.json]
+    python results/measured_clock.py [--parts batch agreement] [--out measured_clock.json]
     python results/measured_clock.py --remodel measured_clock.json          (after a change of the prices; needs no GPU)
 
 batch       48 kernels of one task, as one step of training scores them: seconds each, after a first one that waits
@@ -8,10 +8,6 @@ batch       48 kernels of one task, as one step of training scores them: seconds
 agreement   the honest kernels (results/honest.py), scored with both clocks: Spearman's rank correlation of the
             speedups, by family, and the geometric means of measured / modelled time. The measured clock sees the batch
             sizes usual on a GPU.
-repeats     those for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of variation of the
-            speedup, for those of 50 microseconds or more
-itself      a reference against itself, twice in each of 12 new sandboxes: the first time a process for another
-            candidate starts beside it
 """
 
 import argparse
@@ -50,17 +46,8 @@ def mean_ratio(rows, family, side):
                                      if row["family"] == family and row["measured"] and row["modelled"])
 
 
-def small_task():
-    return next(t for t in builtin_tasks(device="cuda") if "1_AffineSoftplus" in t.name)
-
-
-def as_candidate(task) -> str:
-    """A task's reference under the name ModelNew."""
-    return task.source.replace("class Model(", "class ModelNew(").replace("super(Model, ", "super(ModelNew, ")
-
-
 def batch(box):
-    task = small_task()
+    task = next(task for task in builtin_tasks(device="cuda") if "1_AffineSoftplus" in task.name)
     code = next(code for other, code in honest_pairs() if other.name == task.name)
     start = time.monotonic()
     box.score(task, [code])
@@ -118,37 +105,9 @@ def remodel(path):
     return found["agreement"]
 
 
-def repeats(box):
-    rows = []
-    for task, code in [(task, code) for task, code in honest_pairs("cuda") if task.level > 1][:20]:
-        verdicts = box.score(task, [f"{code}# {i}\n" for i in range(10)])
-        speedups = [v.speedup for v in verdicts if v.speedup]
-        print(f"{task.name} {speedups}", flush=True)
-        if (verdicts[0].candidate_ms or 0) >= 0.05:
-            rows.append({"task": task.name, "cv": statistics.stdev(speedups) / statistics.mean(speedups),
-                         "speedups": speedups, "disturbed": sum(v.disturbed for v in verdicts),
-                         "candidate_ms": verdicts[0].candidate_ms})
-    cvs = [row["cv"] for row in rows]
-    return {"rows": rows, "kernels": len(rows), "median_cv": statistics.median(cvs), "largest_cv": max(cvs),
-            "disturbed": sum(row["disturbed"] for row in rows), "of": sum(len(row["speedups"]) for row in rows)}
-
-
-def itself():
-    task, found = small_task(), {"while_starting": [], "afterwards": []}
-    for _ in range(12):
-        with Sandbox("cuda", trials=2, require_kernel=False) as box:
-            for name, speedups in found.items():
-                verdicts = box.score(task, [f"{as_candidate(task)}# {name} {i}\n" for i in range(2)])
-                speedups += [v.speedup for v in verdicts if v.speedup]
-    return {name: {"geometric_mean": statistics.geometric_mean(speedups), "of": len(speedups),
-                   "farthest_from_1": max(abs(speedup - 1) for speedup in speedups)}
-            for name, speedups in found.items()}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--parts", nargs="+", choices=["batch", "agreement", "repeats", "itself"],
-                        default=["batch", "agreement", "repeats", "itself"])
+    parser.add_argument("--parts", nargs="+", choices=["batch", "agreement"], default=["batch", "agreement"])
     parser.add_argument("--out", default="measured_clock.json")
     parser.add_argument("--remodel", metavar="FILE", help="only work out the modelled side of FILE's agreement again")
     args = parser.parse_args()
@@ -161,8 +120,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("no GPU here")
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    parts = {"batch": batch, "repeats": repeats, "itself": lambda box: itself(),
-             "agreement": lambda box: agreement(honest_pairs(), functools.partial(on_gpu, box))}
+    parts = {"batch": batch, "agreement": lambda box: agreement(honest_pairs(), functools.partial(on_gpu, box))}
     with Sandbox("cuda", trials=3, tasks=4) as box:
         for name in args.parts:
             found[name] = parts[name](box)

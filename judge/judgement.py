@@ -20,7 +20,7 @@ import torch
 
 from judge import interpreter, measured, prices
 from judge.processes import CHECK, TIME, begin_server, gpu_lock, limit, serve_forks
-from judge.program import Program, operator_of, raw, tensors_in, unpacked
+from judge.program import Program, flat, operator_of, raw, tensors_in, unpacked
 from judge.reference import Answer, Reference, seed_torch
 from judge.trials import difference
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
@@ -145,7 +145,7 @@ class Candidate:
         self.program = Program(recording, self.reference.device, launcher, task.room)
         if self.reference.shared:  # then what an output keeps from one forward to the next is the task's own state
             self.program.returned = []
-        for row in self.program.rows if task.modelled else ():
+        for row in flat(self.program.rows) if task.modelled else ():
             if row[0] == "operator" and (reason := prices.refusal(operator_of(row[1]), task.clock.called)):
                 raise Failed(reason)
 

@@ -18,7 +18,7 @@ def load(tmp_path):
     """load(source or task, secret): a Reference."""
     def make(task, secret=b"0", **settings):
         given = {**SETTINGS, "scratch": str(tmp_path), **settings}
-        return Reference("task", getattr(task, "source", task), given, secret)
+        return Reference(getattr(task, "source", task), given, secret)
     return make
 
 

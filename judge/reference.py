@@ -112,10 +112,7 @@ class Reference:
         self.seed = self.derive("parameters")
         seed_everything(self.seed)
         self.model = module.Model(*self.arguments, **self.keywords)
-        self.summary = {}
-        for name, tensor in state_of(self.model).items():
-            raw = tensor.detach().cpu().resolve_conj().contiguous().view(-1).view(torch.uint8)
-            self.summary[name] = [str(tensor.dtype), list(tensor.shape), zlib.crc32(raw.numpy())]
+        self.summary = {name: fingerprint(tensor) for name, tensor in state_of(self.model).items()}
 
     def perturb(self, name, tensor, flip):
         """A parameter moved by a fifth, away from zero, and half of its signs flipped if `flip`.
@@ -385,6 +382,12 @@ def seed_everything(seed):
 
 def state_of(model) -> dict:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def fingerprint(tensor) -> list:
+    """Dtype, shape and a checksum of the values of a tensor."""
+    memory = tensor.detach().cpu().resolve_conj().contiguous().view(-1).view(torch.uint8)
+    return [str(tensor.dtype), list(tensor.shape), zlib.crc32(memory.numpy())]
 
 
 def missing(leaves) -> float:

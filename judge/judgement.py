@@ -10,6 +10,7 @@ Both clocks follow one order, and the first step that fails decides the verdict:
 With a GPU, judges check at the same time, and one alone may take times (processes.gpu_lock).
 """
 
+import functools
 import gc
 import pickle
 import signal
@@ -34,16 +35,14 @@ class LoadedTask:
 
     def __init__(self, source, settings, secret):
         self.settings, self.modelled = settings, settings["device"] == "cpu"
+        # The GPU shared with others, or not, for a limited time (see `main`)
+        self.gpu = functools.partial(gpu_lock, settings.get("gpu"), seconds=settings["seconds"])
         torch.set_default_dtype(torch.float32)  # another task's module may have changed it
         self.reference = Reference(source, settings, secret)
         if not self.modelled:
             torch.cuda.reset_peak_memory_stats()  # from here on it does what judging a candidate does
         with self.reference.lock():
             self.clock = (prices if self.modelled else measured).Clock(self.reference, settings)
-
-    def gpu(self, work):
-        """A context within which the GPU is shared with others, or not. Its time is limited (see `main`)."""
-        return gpu_lock(self.settings.get("gpu"), work, self.settings["seconds"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

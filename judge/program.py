@@ -234,7 +234,7 @@ class Program:
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
         poison: what memory that no row has written holds: "nan", or "random" bytes; "noise", which is finite, where
         kernels are left out; None: whatever is there.
-        observer: a dispatch mode that sees each operator, and whose `launch` does each launch; see prices.Steps.
+        observer: a dispatch mode that sees each operator, and whose `launch` does each launch; see prices.Operators.
         """
         values = self.kept | dict(zip(self.inputs, inputs, strict=True))
         for number in self.returned:  # new memory in each forward: what an earlier one has left there does not count

@@ -93,7 +93,6 @@ class Run:
         self.programs = self.running = len(numbers)  # running: how many of them are active
         self.active = torch.ones(self.programs, dtype=torch.bool)
         self.values = {}  # {name: value} of the function that runs
-        self.priced = True
 
     # --- control
 
@@ -186,9 +185,8 @@ class Run:
         self.counts.work += value.numel()
         if value.numel() > MOST_ELEMENTS:
             raise ValueError("a block larger than its type says")
-        if self.priced:
-            fp64 = 2 if value.dtype == torch.float64 else 1
-            self.counts.flops += math.prod(value.shape[1:]) * self.running * cost * fp64
+        fp64 = 2 if value.dtype == torch.float64 else 1
+        self.counts.flops += math.prod(value.shape[1:]) * self.running * cost * fp64
 
     def scf_if(self, operation, condition):
         sides = [region[0] for region in operation.regions]
@@ -236,11 +234,11 @@ class Run:
 
     def elementwise(self, region, values):
         """Run a region on the elements of equally shaped values: there, each element is a program of its own."""
-        inner = copy.copy(self)
+        inner, flops = copy.copy(self), self.counts.flops
         inner.programs = inner.running = values[0].numel()
         inner.active = torch.ones(inner.programs, dtype=torch.bool)
-        inner.priced = False  # its caller counts
         results = inner.blocks(region, [value.reshape(-1) for value in values])
+        self.counts.flops = flops  # its caller counts
         return [result.expand(inner.programs).view(values[0].shape) for result in results]
 
     def begin_reduction(self, operation, values):

@@ -41,13 +41,6 @@ SHARED_MEMORY = 227 << 10  # bytes that a program of a kernel may use
 # A GPU that is not there
 
 
-def refused(why, stage):
-    """A function that nobody may call."""
-    def function(*_, **__):
-        raise Failed(why, stage)
-    return function
-
-
 def pretend_gpu(properties):
     """Let PyTorch and Triton speak of a GPU in a process that has none. properties: of the GPU, by PyTorch's names.
 
@@ -65,8 +58,9 @@ def pretend_gpu(properties):
             setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     torch.version.cuda = torch.version.cuda or "12.8"
     torch.set_default_device = lambda place: None
-    torch.compile = lambda *_, **__: refused("uses torch.compile in place of a kernel", "rejected")
-    no_cuda = refused("CUDA C++ is not judged here: write the kernel in Triton", "compile")
+    no_compile = MagicMock(side_effect=Failed("uses torch.compile in place of a kernel", "rejected"))
+    torch.compile = MagicMock(return_value=no_compile)
+    no_cuda = MagicMock(side_effect=Failed("CUDA C++ is not judged here: write the kernel in Triton", "compile"))
     torch.utils.cpp_extension = sys.modules["torch.utils.cpp_extension"] = MagicMock(load_inline=no_cuda, load=no_cuda)
     torch.library.wrap_triton = lambda kernel: kernel  # it matters to torch.compile only
     torch._C._cuda_getCurrentRawStream = lambda index: 0  # what files that inductor wrote import

@@ -73,7 +73,7 @@ class Answer(NamedTuple):
 
 
 class Reference:
-    """A task's reference model. Raises TaskError if no candidate could be compared with it, and what its code raises."""
+    """A task's reference model. Raises what its code raises, and TaskError if nothing can be compared with it."""
 
     def __init__(self, source, settings, secret):
         """secret: at most 64 bytes. Every seed is a keyed hash with it."""

@@ -35,6 +35,7 @@ MOST_WORK = 1e10  # elements that a launch may compute: about 10 s of an idle co
 OVERHEAD = 20_000  # elements: an operation takes as long by itself
 TERMINATORS = {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return",
                "tt.map_elementwise.return", "cf.br", "cf.cond_br"}
+IGNORED = {"tt.print", "tt.assert", "llvm.intr.assume", "gpu.barrier", "ttg.barrier"}
 
 
 @dataclass
@@ -55,14 +56,15 @@ def parse(text) -> Kernel:
 
 
 def launch(kernel, grid, arguments) -> Counts:
-    """Run all programs of a launch, in place. arguments: a CPU tensor, number or None for each of kernel.parameters.
+    """Run all programs of a launch, in place. arguments: a CPU tensor, number or None for each of its parameters.
 
     A tensor descriptor that the host has made is (tensor, shape, strides). Raises Failed with the candidate's line.
     """
     counts, memory = Counts(math.prod(grid)), Memory()
     together = 1 if kernel.in_order else max(1, WIDTH // kernel.largest)
     try:
-        values = [memory.argument(kind, value) for kind, value in zip(kernel.parameters, arguments, strict=True)]
+        parameters = zip(kernel.main.parameters, arguments, strict=True)
+        values = [memory.argument(kind, value) for (_, kind), value in parameters]
         for first in range(0, counts.programs, together):
             numbers = torch.arange(first, min(first + together, counts.programs))
             Run(kernel, memory, counts, grid, numbers).function(kernel.main, values)
@@ -83,7 +85,7 @@ def merge(condition, yes, no):
 
 
 class Run:
-    """Some programs of a launch, all at once."""
+    """Some programs of a launch, all at once. Methods that are named after operations (tt_load: tt.load) run them."""
 
     def __init__(self, kernel, memory, counts, grid, numbers):
         self.kernel, self.memory, self.counts, self.grid = kernel, memory, counts, grid
@@ -91,7 +93,6 @@ class Run:
         self.programs = self.running = len(numbers)  # running: how many of them are active
         self.active = torch.ones(self.programs, dtype=torch.bool)
         self.values = {}  # {name: value} of the function that runs
-        self.priced = True
 
     # --- control
 
@@ -114,7 +115,6 @@ class Run:
     def blocks(self, blocks, arguments=()):
         """Run blocks in their order, each for the programs that jumped to it. Returns what the last ones return."""
         waiting = {blocks[0].label: (self.active, arguments)}  # {label: (which programs, the block's arguments)}
-        results = None
         for block in blocks:
             condition, arguments = waiting.pop(block.label, (None, ()))
             if condition is None or not condition.any():
@@ -122,28 +122,26 @@ class Run:
             with self.only(condition):
                 given = self.block(block, arguments)
                 for jump, label, values in self.jumps(block.operations[-1], given):
-                    if label is None:
-                        results = values if results is None else merge(jump, values, results)
-                    elif label in waiting:
+                    if label in waiting:
                         earlier, others = waiting[label]
-                        waiting[label] = (earlier | jump, merge(jump, values, others))
-                    else:
-                        waiting[label] = (jump, values)
-        if waiting:
+                        values = merge(jump, values, others)
+                        jump = earlier | jump
+                    waiting[label] = jump, values
+        if waiting.keys() != {None}:
             raise refused("a jump backwards")
-        return results
+        return waiting[None][1]
 
     def jumps(self, last, given):
         """[(which programs, a block's label or None for a return, the block's arguments)] at a block's end."""
+        targets = re.findall(r"(\^\w+)((?:\([^)]*\))?)", last.text)
+        if not targets:
+            return [(self.active, None, given)]
+        ways = [self.active]
         if last.name == "cf.cond_br":
             condition, *given = given
             ways = [self.active & condition, self.active & ~condition]
-        elif last.name == "cf.br":
-            ways = [self.active]
-        else:
-            return [(self.active, None, given)]
         jumps = []
-        for way, (label, arguments) in zip(ways, re.findall(r"(\^\w+)((?:\([^)]*\))?)", last.text), strict=True):
+        for way, (label, arguments) in zip(ways, targets, strict=True):
             count = arguments.count("%")
             jumps.append((way, label, given[:count]))
             given = given[count:]
@@ -169,6 +167,8 @@ class Run:
     def step(self, operation, operands) -> list:
         """One operation. Returns its results."""
         name = operation.name
+        if name in IGNORED:
+            return []
         if name in METHODS:
             return METHODS[name](self, operation, *operands)
         if name in SAME_SHAPES:
@@ -185,12 +185,10 @@ class Run:
         self.counts.work += value.numel()
         if value.numel() > MOST_ELEMENTS:
             raise ValueError("a block larger than its type says")
-        if self.priced:
-            fp64 = 2 if value.dtype == torch.float64 else 1
-            self.counts.flops += math.prod(value.shape[1:]) * self.running * cost * fp64
+        fp64 = 2 if value.dtype == torch.float64 else 1
+        self.counts.flops += math.prod(value.shape[1:]) * self.running * cost * fp64
 
-    def branch(self, operation, condition):
-        """scf.if"""
+    def scf_if(self, operation, condition):
         sides = [region[0] for region in operation.regions]
         said = condition if len(condition) == 1 else condition[self.active]
         if said.all():
@@ -203,8 +201,7 @@ class Run:
                 results.append(self.block(side))
         return merge(condition, *results) if len(sides) > 1 else []
 
-    def loop(self, operation, low, high, step, *carried):
-        """scf.for"""
+    def scf_for(self, operation, low, high, step, *carried):
         index, going = low, self.active
         while True:
             going = going & (index < high)
@@ -215,8 +212,8 @@ class Run:
                 carried = results if self.running == self.programs else merge(going, results, carried)
             index = index + step
 
-    def repeat(self, operation, *carried):
-        """scf.while: its first region says whether to go on, and with what; its second gives the next values."""
+    def scf_while(self, operation, *carried):
+        """Its first region says whether to go on, and with what; its second gives the next values."""
         [before], [after] = operation.regions
         going, results = self.active, None
         while True:
@@ -229,19 +226,19 @@ class Run:
             with self.only(going):
                 carried = self.block(after, passed)
 
-    def call(self, operation, *operands):
-        """tt.call of a function that is not inlined"""
+    def tt_call(self, operation, *operands):
+        """Call a function that is not inlined."""
         return self.function(self.kernel.functions[re.search(r'@"?([^"(]+)"?\(', operation.text)[1]], operands)
 
     # --- functions of elements: of reductions, of scans, of tl.map_elementwise
 
     def elementwise(self, region, values):
         """Run a region on the elements of equally shaped values: there, each element is a program of its own."""
-        inner = copy.copy(self)
+        inner, flops = copy.copy(self), self.counts.flops
         inner.programs = inner.running = values[0].numel()
         inner.active = torch.ones(inner.programs, dtype=torch.bool)
-        inner.priced = False  # its caller counts
         results = inner.blocks(region, [value.reshape(-1) for value in values])
+        self.counts.flops = flops  # its caller counts
         return [result.expand(inner.programs).view(values[0].shape) for result in results]
 
     def begin_reduction(self, operation, values):
@@ -251,8 +248,8 @@ class Run:
         self.count(values[0], max(1, instructions) * (ACROSS_COST if axis < values[0].dim() - 1 else 1))
         return [value.movedim(axis, 0).contiguous() for value in values], axis
 
-    def reduce(self, operation, *values):
-        """tt.reduce: halves are joined until one is left."""
+    def tt_reduce(self, operation, *values):
+        """Halves are joined until one is left."""
         values, _ = self.begin_reduction(operation, values)
         while len(values[0]) > 1:
             half = len(values[0]) // 2
@@ -260,8 +257,8 @@ class Run:
             values = self.elementwise(operation.regions[0], halves)
         return [value[0] for value in values]
 
-    def scan(self, operation, *values):
-        """tt.scan: in each round an element takes in what the one `distance` before it has gathered."""
+    def tt_scan(self, operation, *values):
+        """In each round an element takes in what the one `distance` before it has gathered."""
         values, axis = self.begin_reduction(operation, values)
         dimensions = [0] if operation.attributes.get("reverse") == "true" else []
         values = [value.flip(dimensions) for value in values]
@@ -273,8 +270,7 @@ class Run:
             distance *= 2
         return [value.flip(dimensions).movedim(0, axis) for value in values]
 
-    def map_elements(self, operation, *values):
-        """tt.map_elementwise"""
+    def tt_map_elementwise(self, operation, *values):
         self.count(values[0], len(list(all_operations(operation.regions[0]))))
         return self.elementwise(operation.regions[0], torch.broadcast_tensors(*values))
 
@@ -314,8 +310,7 @@ class Run:
             marks[index[new[here]] * size >> SECTOR] = True
         return places
 
-    def load(self, operation, pointers, mask=None, other=None, dtype=None):
-        """tt.load"""
+    def tt_load(self, operation, pointers, mask=None, other=None, dtype=None):
         dtype = dtype or type_of(operation.type.pointee).dtype
         bits = BITS[dtype.itemsize]
         if other is None:
@@ -328,20 +323,17 @@ class Run:
             return [loaded.view(dtype).view(addresses.shape)]
         return [other.contiguous().view(bits).masked_scatter(mask, loaded).view(dtype)]
 
-    def store(self, operation, pointers, value, mask=None):
-        """tt.store"""
+    def tt_store(self, operation, pointers, value, mask=None):
         addresses, mask, value = self.lanes(False, pointers, mask, value)
         value = chosen(value, mask).view(BITS[value.element_size()])
         for cells, here, index in self.access("store", operation, value.element_size(), addresses, mask):
             cells[index] = value[here]
         return []
 
-    def atomic(self, operation, pointers, value, mask=None):
-        """tt.atomic_rmw"""
+    def tt_atomic_rmw(self, operation, pointers, value, mask=None):
         return self.change(operation, operation.word, pointers, mask, value)
 
-    def swap(self, operation, pointers, compared, value):
-        """tt.atomic_cas"""
+    def tt_atomic_cas(self, operation, pointers, compared, value):
         return self.change(operation, "exch", pointers, None, value, compared)
 
     def change(self, operation, kind, pointers, mask, *values):
@@ -357,41 +349,42 @@ class Run:
             return [found.view(addresses.shape)]
         return [torch.zeros(addresses.shape, dtype=dtype).masked_scatter(mask, found)]
 
-    def make_descriptor(self, operation, base, *sizes):
-        """tt.make_tensor_descriptor"""
+    def tt_make_tensor_descriptor(self, operation, base, *sizes):
         half = len(sizes) // 2
         return [Descriptor(base, sizes[:half], sizes[half:], operation.types[-1])]
 
-    def load_block(self, operation, descriptor, *indices):
-        """tt.descriptor_load, tt.descriptor_gather"""
-        [block] = self.load(operation, *descriptor.block(indices), dtype=descriptor.type.dtype)
+    def tt_descriptor_load(self, operation, descriptor, *indices):
+        [block] = self.tt_load(operation, *descriptor.block(indices), dtype=descriptor.type.dtype)
         return [block.reshape(-1, *operation.type.shape)]
 
-    def store_block(self, operation, descriptor, *indices):
-        """tt.descriptor_store, tt.descriptor_scatter, tt.descriptor_reduce"""
+    tt_descriptor_gather = tt_descriptor_load
+
+    def tt_descriptor_store(self, operation, descriptor, *indices):
         *indices, value = indices
         pointers, mask = descriptor.block(indices)
         value = value.reshape(-1, *mask.shape[1:])
         if operation.name == "tt.descriptor_reduce":
             return self.change(operation, operation.word, pointers, mask, value)
-        return self.store(operation, pointers, value, mask)
+        return self.tt_store(operation, pointers, value, mask)
+
+    tt_descriptor_scatter = tt_descriptor_reduce = tt_descriptor_store
 
     # --- the rest
 
-    def program_id(self, operation):
+    def tt_get_program_id(self, operation):
         return [self.ids["xyz".index(operation.word)].int()]
 
-    def program_count(self, operation):
+    def tt_get_num_programs(self, operation):
         return [torch.tensor([self.grid["xyz".index(operation.word)]], dtype=torch.int32)]
 
-    def transpose(self, operation, value):
+    def tt_trans(self, operation, value):
         """It goes through shared memory, unless the tensor cores read it in that order."""
         if operation.results[0] not in self.kernel.for_products:
             self.count(value, ACROSS_COST)
         order = re.findall(r"\d+", operation.attributes["order"].partition(":")[2])
         return [value.permute(0, *(int(axis) + 1 for axis in order))]
 
-    def dot(self, operation, a, b, total):
+    def tt_dot(self, operation, a, b, total):
         """Rows of zeros are free: they lie past a tensor's end, and at a GPU's sizes blocks are full."""
         precision = operation.attributes.get("inputPrecision", "ieee")
         filled = float(a.to(total.dtype).any(-1).float().mean())
@@ -401,11 +394,8 @@ class Run:
         self.counts.products += 2 * multiplied * filled * self.running * cost
         return [dot(a, b, total, precision)]
 
-    def split(self, operation, value):
+    def tt_split(self, operation, value):
         return [value[..., 0], value[..., 1]]
-
-    def nothing(self, operation, *operands):
-        return []
 
 
 def chosen(value, mask):
@@ -413,14 +403,6 @@ def chosen(value, mask):
     return value.reshape(-1) if mask is None else value[mask]
 
 
-METHODS = {
-    "scf.if": Run.branch, "scf.for": Run.loop, "scf.while": Run.repeat, "tt.call": Run.call, "tt.reduce": Run.reduce,
-    "tt.scan": Run.scan, "tt.map_elementwise": Run.map_elements, "tt.load": Run.load, "tt.store": Run.store,
-    "tt.atomic_rmw": Run.atomic, "tt.atomic_cas": Run.swap, "tt.make_tensor_descriptor": Run.make_descriptor,
-    "tt.descriptor_load": Run.load_block, "tt.descriptor_gather": Run.load_block,
-    "tt.descriptor_store": Run.store_block, "tt.descriptor_scatter": Run.store_block,
-    "tt.descriptor_reduce": Run.store_block, "tt.get_program_id": Run.program_id,
-    "tt.get_num_programs": Run.program_count, "tt.trans": Run.transpose, "tt.dot": Run.dot, "tt.split": Run.split}
-for name in ("tt.print", "tt.assert", "llvm.intr.assume", "gpu.barrier", "ttg.barrier"):
-    METHODS[name] = Run.nothing
-KNOWN = {*METHODS, *SIMPLE, *ELEMENTWISE, *TERMINATORS}
+# {name of an operation: the method that is named after it}
+METHODS = {name.replace("_", ".", 1): method for name, method in vars(Run).items() if name.startswith(("tt_", "scf_"))}
+KNOWN = {*METHODS, *SIMPLE, *ELEMENTWISE, *TERMINATORS, *IGNORED}

@@ -13,7 +13,6 @@ raises Failed, or what Python raises by itself.
 import functools
 import math
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -114,7 +113,6 @@ class Block:
 
 @dataclass
 class Function:
-    name: str
     public: bool  # only the kernel itself is
     parameters: list  # (name, type as text)
     blocks: list
@@ -127,11 +125,6 @@ class Kernel:
     largest: int = 1  # elements of its largest block
     in_order: bool = False  # do its programs have to run one after the other?
     for_products: set = field(default_factory=set)  # values that only tt.dot uses
-
-    @property
-    def parameters(self) -> list:
-        """The types of its parameters, as text."""
-        return [kind for _, kind in self.main.parameters]
 
 
 def all_operations(blocks):
@@ -203,7 +196,7 @@ class Parser:
             header = re.match(r"tt\.func (\w+ )?@\"?([\w$.<>, ]+)\"?\(", line)
             if header:
                 blocks, _ = self.region(0)
-                functions[header[2]] = Function(header[2], header[1] == "public ", PARAMETER.findall(line), blocks)
+                functions[header[2]] = Function(header[1] == "public ", PARAMETER.findall(line), blocks)
         return functions
 
     def region(self, depth):
@@ -220,7 +213,8 @@ class Parser:
                 blocks.pop()
             blocks.append(Block(re.match(r"\^\w+", line)[0], [name for name, _ in PARAMETER.findall(line)]))
             self.position += 1
-        note_last_uses(blocks)
+        if len(blocks) == 1:  # another block could use its values, too
+            note_last_uses(blocks[0])
         self.position += 1
         return blocks, LOCATION.sub("", self.lines[self.position - 1])
 
@@ -291,15 +285,11 @@ def names_used(operation) -> set:
     return names
 
 
-def note_last_uses(blocks):
+def note_last_uses(block):
     """Note at each operation which of its block's values it is the last to use, so that their memory is freed."""
-    users = Counter()  # {name: blocks that use it}
-    for block in blocks:
-        users.update(set().union(*map(names_used, block.operations)))
-    for block in blocks:
-        own = set(block.arguments).union(*(operation.results for operation in block.operations))
-        later = {name for name in own if users[name] > 1}
-        for operation in reversed(block.operations):
-            used = names_used(operation)
-            operation.last_uses = list((used & own) - later)
-            later |= used
+    own = set(block.arguments).union(*(operation.results for operation in block.operations))
+    later = set()
+    for operation in reversed(block.operations):
+        used = names_used(operation) & own
+        operation.last_uses = list(used - later)
+        later |= used

@@ -10,6 +10,7 @@ Both clocks follow one order, and the first step that fails decides the verdict:
 With a GPU, judges check at the same time, and one alone may take times (processes.gpu_lock).
 """
 
+import functools
 import gc
 import pickle
 import signal
@@ -20,35 +21,28 @@ import torch
 
 from judge import interpreter, measured, prices
 from judge.processes import CHECK, TIME, begin_server, gpu_lock, limit, serve_forks
-from judge.program import Program, operator_of, raw, tensors_in, unpacked
+from judge.program import Program, copy_of, flat, operator_of, raw, tensors_in, unpacked
 from judge.reference import Answer, Reference, seed_torch
 from judge.trials import difference
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
 from tasks import TaskError
 
-RECORDING, ROOM = 8, 16 << 20  # a recorder may send so many times the bytes of the task's tensors, and so many more
 SPARE = 1 << 30  # bytes of a GPU's memory that an idle judge may keep for its next candidate
 
 
 class LoadedTask:
-    """A task's reference, and a clock that has priced or timed it. Raises TaskError."""
+    """A task's reference, and a clock that has priced or timed it. Raises what the reference raises, and TaskError."""
 
-    def __init__(self, name, source, settings, secret):
+    def __init__(self, source, settings, secret):
         self.settings, self.modelled = settings, settings["device"] == "cpu"
+        # The GPU shared with others, or not, for a limited time (see `main`)
+        self.gpu = functools.partial(gpu_lock, settings.get("gpu"), seconds=settings["seconds"])
         torch.set_default_dtype(torch.float32)  # another task's module may have changed it
-        self.reference = Reference(name, source, settings, secret)
-        self.room = RECORDING * self.reference.size + ROOM  # bytes of a recording, and of its constants
+        self.reference = Reference(source, settings, secret)
         if not self.modelled:
             torch.cuda.reset_peak_memory_stats()  # from here on it does what judging a candidate does
-        try:
-            with self.reference.lock():
-                self.clock = (prices if self.modelled else measured).Clock(self.reference, settings)
-        except RuntimeError as error:
-            raise TaskError(f"{name}: the reference fails: {describe(error)[0]}") from None
-
-    def gpu(self, work):
-        """A context within which the GPU is shared with others, or not. Its time is limited (see `main`)."""
-        return gpu_lock(self.settings.get("gpu"), work, self.settings["seconds"])
+        with self.reference.lock():
+            self.clock = (prices if self.modelled else measured).Clock(self.reference, settings)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -142,10 +136,10 @@ class Candidate:
         self.seed = self.reference.derive(code, "forward")
         self.may_be_perturbed = not recording["program"]["fixed"]
         launcher = (Interpreted if task.modelled else measured.Binaries)(recording["compiled"])
-        self.program = Program(recording, self.reference.device, launcher, task.room)
+        self.program = Program(recording, self.reference.device, launcher, self.reference.room)
         if self.reference.shared:  # then what an output keeps from one forward to the next is the task's own state
             self.program.returned = []
-        for row in self.program.rows if task.modelled else ():
+        for row in flat(self.program.rows) if task.modelled else ():
             if row[0] == "operator" and (reason := prices.refusal(operator_of(row[1]), task.clock.called)):
                 raise Failed(reason)
 
@@ -157,12 +151,10 @@ class Candidate:
         """One forward on copies of a trial's inputs. Memory that it has not written is poisoned."""
         if list(map(kind_of, inputs)) != list(map(kind_of, self.reference.example)):
             raise Failed("the shapes of the inputs change from one call to the next")
-        copies = [x.clone() for x in tensors_in(inputs)]
+        after = copy_of(inputs)
         seed_torch(self.seed)
         # Of two kinds: else a kernel could see by it whether it is being checked.
-        output = self.program.run(copies, mute, "noise" if mute else ("nan", "random")[trial % 2])
-        after = iter(copies)
-        after = [next(after) if isinstance(x, torch.Tensor) else x for x in inputs]
+        output = self.program.run(tensors_in(after), mute, "noise" if mute else ("nan", "random")[trial % 2])
         changed = [i for i, x in enumerate(inputs)
                    if isinstance(x, torch.Tensor) and not torch.equal(raw(x), raw(after[i]))]
         kept = self.program.kept
@@ -238,14 +230,13 @@ def load(loaded, source, name, settings, secret) -> dict:
     try:
         before = 0 if settings["device"] == "cpu" else torch.cuda.memory_allocated()
         with gpu_lock(None, CHECK, 3 * settings["timeout"]):  # only the limit on time: see Reference.lock
-            loaded[source] = task = LoadedTask(name, source, settings, secret)
-        takes = task.room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
-        blueprint = pickle.dumps(task.reference.blueprint() | {"room": task.room})
-        return {"blueprint": blueprint, "room": task.room, "takes": takes}
-    except TaskError as error:
-        return {"unusable": str(error)}
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return {"unusable": f"{name}: its arguments cannot be passed on: {describe(error)[0]}"}
+            loaded[source] = task = LoadedTask(source, settings, secret)
+        room = task.reference.room
+        takes = room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
+        return {"blueprint": pickle.dumps(task.reference.blueprint()), "room": room, "takes": takes}
+    except Exception as error:
+        why = error if isinstance(error, TaskError) else f"the reference fails: {describe(error)[0]}"
+        return {"unusable": f"{name}: {why}"}
 
 
 def is_broken() -> bool:

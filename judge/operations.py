@@ -88,10 +88,9 @@ ELEMENTWISE = {
     "arith.minui": lambda a, b: torch.where(in_order(a) < in_order(b), a, b),
     "arith.andi": torch.bitwise_and, "arith.ori": torch.bitwise_or, "arith.xori": torch.bitwise_xor,
     "arith.shli": torch.bitwise_left_shift, "arith.shrsi": torch.bitwise_right_shift, "arith.shrui": shift_right,
-    "math.exp": torch.exp, "math.exp2": torch.exp2, "math.log": torch.log, "math.log2": torch.log2,
-    "math.sqrt": torch.sqrt, "tt.precise_sqrt": torch.sqrt, "math.rsqrt": torch.rsqrt, "math.sin": torch.sin,
-    "math.cos": torch.cos, "math.erf": torch.erf, "math.tanh": torch.tanh, "math.absf": torch.abs,
-    "math.absi": torch.abs, "math.floor": torch.floor, "math.ceil": torch.ceil}
+    "tt.precise_sqrt": torch.sqrt, "math.absf": torch.abs, "math.absi": torch.abs}
+for name in "exp exp2 log log2 sqrt rsqrt sin cos erf tanh floor ceil".split():
+    ELEMENTWISE[f"math.{name}"] = getattr(torch, name)
 
 CASTS = {"arith.sitofp", "arith.uitofp", "arith.extsi", "arith.extui", "arith.trunci", "arith.extf", "arith.truncf",
          "arith.fptosi", "arith.fptoui", "tt.fp_to_fp"}
@@ -174,14 +173,13 @@ def atomic(kind, cells, index, values, compared=None, ordered=True):
     """Change cells[index], and return what stood there before. kind: one of ATOMICS.
 
     compared: a value is stored only where this is found. ordered: where an index comes several times, each value meets
-    what the one before it has left; otherwise what is returned has no meaning then.
+    what the one before it has left; otherwise what is returned may have no meaning.
     """
-    places, place_of_each = index.unique(return_inverse=True)
-    if kind in IN_ANY_ORDER and not ordered and len(places) < len(index):
-        cells[places] = cells[places].scatter_reduce(0, place_of_each, values, IN_ANY_ORDER[kind])
+    if kind in IN_ANY_ORDER and not ordered:
+        cells.scatter_reduce_(0, index, values, IN_ANY_ORDER[kind])
         return values
     before = torch.empty_like(values)
-    size = len(index) if len(places) == len(index) else 1  # of what can be changed at once
+    size = len(index) if len(index.unique()) == len(index) else 1  # of what can be changed at once
     for start in range(0, len(index), size):
         now = slice(start, start + size)
         before[now] = cells[index[now]]

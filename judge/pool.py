@@ -155,8 +155,7 @@ class Pool:
                 server = server or self.start("judge.recorder")
                 return server.ask(order, entry.room)
             except Gone:
-                if server is not None:
-                    server.close()
+                server.close()
                 server = None
                 if is_last:
                     raise
@@ -185,35 +184,29 @@ class Pool:
     def judge_of(self, entry):
         """A judge that holds this task, for one candidate. Raises TaskError."""
         self.estimate(entry)
-        judge = None
-        while judge is None:
-            judge = self.acquire(entry)
-        try:
-            yield judge
-        finally:
-            self.release(judge)
+        holds = False
+        while not holds:  # where memory is short beside other tasks, it is tried once more
+            judge, holds = self.acquire(entry)
+            try:
+                holds = holds or self.load(judge, entry)
+                if holds:
+                    yield judge
+            finally:
+                with self.changed:
+                    judge.busy = False
+                    self.changed.notify_all()
 
-    def acquire(self, entry) -> Judge | None:
-        """The same, until `release`. None: memory was short beside other tasks, and it has to be tried once more."""
+    def acquire(self, entry) -> tuple:
+        """(a judge that is busy from now on, does it hold the task already?). Raises TaskError."""
         with entry.first, self.changed:  # one a task: else hundreds of threads would wake up for each verdict
             judge = self.changed.wait_for(lambda: self.closed or entry.unusable or self.choose(entry))
             if self.closed or entry.unusable:
                 raise TaskError(entry.unusable or CLOSED)
-            judge.busy, is_new = True, entry not in judge.loaded
-            if is_new:
+            judge.busy, holds = True, entry in judge.loaded
+            if not holds:
                 judge.loaded[entry] = entry.loading
                 self.make_room(judge, entry)
-        if not is_new or self.load(judge, entry):
-            return judge
-        self.release(judge)
-        if entry.unusable:
-            raise TaskError(entry.unusable)
-        return None
-
-    def release(self, judge):
-        with self.changed:
-            judge.busy = False
-            self.changed.notify_all()
+            return judge, holds
 
     def choose(self, entry):
         """The judge that is to hold a task now, or None: it has to wait. self.changed is held, here and below.

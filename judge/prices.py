@@ -143,14 +143,16 @@ class Operators(TorchDispatchMode):
     """While active, prices every ATen call. `events` collects [milliseconds, label, own kernel?], `flops` the FLOPs,
     `called` the names of what was called. Under no_grad: it has to see what composite operators are made of.
 
-    parameters: addresses of the storages that are as large here as on a GPU. The result of an operator whose inputs are
-    all parameters counts as a parameter; a storage that anything else is written to no longer does.
+    parameters: tensors in storages that are as large here as on a GPU. The result of an operator whose inputs are all
+    parameters counts as a parameter; a storage that anything else is written to no longer does.
+    launcher: of a candidate's kernels, where this is the observer of a program.Program.run.
     """
 
     _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
-    def __init__(self, parameters):
+    def __init__(self, parameters, launcher=None):
         super().__init__()
+        self.launcher = launcher
         self.events = []
         self.flops = 0
         self.called = set()
@@ -168,14 +170,6 @@ class Operators(TorchDispatchMode):
             self.events.append([milliseconds(moved, flops), operator_name(func), False])
             self.flops += flops
         return out
-
-
-class Steps(Operators):
-    """The price of each step of a candidate's forward: an observer for program.Program.run."""
-
-    def __init__(self, program):
-        super().__init__(program.kept.values())
-        self.launcher = program.launcher
 
     def launch(self, kernel, call):
         call()
@@ -199,7 +193,7 @@ class Clock:
     @torch.no_grad()
     def profile(self, program, inputs) -> list:
         """[[milliseconds, label, own]] of the steps of a forward."""
-        watch = Steps(program)
+        watch = Operators(program.kept.values(), program.launcher)
         program.run(tensors_in(copy_of(inputs)), observer=watch)
         self.candidate = watch.events
         return watch.events

@@ -18,6 +18,7 @@ does not fit.
 """
 
 import contextlib
+import copy
 import json
 
 import safetensors.torch
@@ -30,8 +31,7 @@ UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 # Operators that reach memory or files outside of a program's tensors, or write to the judge's output
 REFUSED = {"from_file", "set", "set_", "resize", "resize_", "resize_as", "resize_as_", "_resize_output",
            "_resize_output_", "_print", "set_grad_enabled", "_cufft_set_plan_cache_max_size"}
-MOST_ROWS, MOST_CONFIGS = 20_000, 16  # of a program; of an autotuned kernel
-MOST_JSON = 2 << 20  # bytes; as Python's objects they are up to 50 times as large
+MOST_JSON = 2 << 20  # bytes, about 20,000 rows; as Python's objects they are up to 50 times as large
 TORCH_NAMES = {str(value): value for value in vars(torch).values()
                if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))}
 
@@ -122,7 +122,7 @@ def packed(recording) -> bytes:
 
 
 def unpacked(data) -> dict:
-    """The inverse. Raises Failed for what is no recording."""
+    """The inverse. Raises Failed for what is no recording, or too long."""
     try:
         if int.from_bytes(data[:8], "little") > MOST_JSON:  # of safetensors' own JSON
             raise ValueError
@@ -133,7 +133,7 @@ def unpacked(data) -> dict:
         recording["constants"] = {int(number): tensor for number, tensor in tensors.items()}
         return recording
     except Exception:  # RecursionError and MemoryError are among those that a sender can cause
-        raise Failed("the recording makes no sense") from None
+        raise Failed("the recording is too long, or makes no sense") from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -149,41 +149,31 @@ def operator_of(name):
     return operator
 
 
+def flat(rows):
+    """Yields rows, and in place of an autotuned kernel's row those of its configurations."""
+    for row in rows:
+        if row[0] == "tuned":
+            for configuration in row[1]:
+                yield from flat(configuration)
+        else:
+            yield row
+
+
 def launches_in(rows) -> list:
-    """The launches of rows, with all configurations of autotuned kernels."""
-    launches = []
-    for row in rows:
-        if row[0] == "launch":
-            launches.append(row[1])
-        for inner in row[1] if row[0] == "tuned" else ():
-            launches += launches_in(inner)
-    return launches
+    return [row[1] for row in flat(rows) if row[0] == "launch"]
 
 
-def check(rows, kernels):
-    """Look at rows once, before anything of them runs; whatever passes may be wrong or slow. Raises Failed.
+def check(rows):
+    """Look at the operators of rows once, before anything of them runs. Raises Failed, and ValueError.
 
-    A number that no row has defined raises KeyError when it is used. kernels: how many have been compiled.
+    Whatever passes may be wrong or slow: a number that no row has defined raises KeyError when it is used.
     """
-    if len(rows) > MOST_ROWS:
-        raise Failed(f"a forward of more than {MOST_ROWS:,} operators and launches is not supported here")
-    for row in rows:
+    for row in flat(rows):
         if row[0] == "operator":
             name = row[1].split(".")[0]
             if name in REFUSED:
                 raise Failed(f"aten.{name} is not supported in a recorded forward")
             operator_of(row[1])
-        elif row[0] == "tuned":
-            for inner in row[1][:MOST_CONFIGS]:
-                check(inner, kernels)
-        elif row[0] != "launch":
-            raise ValueError(row[0])
-    for launch in launches_in(rows):
-        sizes = [*launch["grid"], launch["compiled"]]
-        if len(sizes) != 4 or not all(type(size) is int and 0 <= size < 1 << 31 for size in sizes):
-            raise ValueError("grid")
-        if launch["compiled"] >= kernels or type(launch["kernel"]) is not str:
-            raise ValueError("kernel")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -203,7 +193,7 @@ class Program:
         launcher: launches compiled kernels, see judgement.Interpreted and measured.Binaries.
         """
         program = recording["program"]
-        check(program["rows"], len(recording["compiled"]))
+        check(program["rows"])
         if sum(place[4] for place in program["constants"].values()) > room:
             raise Failed("its constants take much more memory than the task's tensors")
         self.rows, self.inputs, self.output = program["rows"], program["inputs"], program["output"]
@@ -233,12 +223,10 @@ class Program:
             memory = torch.full((size,), 255, dtype=torch.uint8) if content is None else content
             values[number] = memory.view(TORCH_NAMES[dtype]).as_strided(shape, strides, offset)
         for number, value in values.items():
-            if number not in self.kept:
-                memory = raw(value).to(self.device, copy=True).untyped_storage()
-                self.kept[number] = torch.empty(0, dtype=value.dtype, device=self.device).set_(
-                    memory, value.storage_offset(), value.shape, value.stride())
-            else:
+            if number in self.kept:
                 raw(self.kept[number]).copy_(raw(value))  # in place: CUDA graphs know the address
+            else:
+                self.kept[number] = laid_out(raw(value).to(self.device, copy=True), value)
 
     def run(self, inputs, mute=(), poison=None, observer=None):
         """One forward's output. Raises Failed, and what PyTorch's operators raise.
@@ -246,13 +234,11 @@ class Program:
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
         poison: what memory that no row has written holds: "nan", or "random" bytes; "noise", which is finite, where
         kernels are left out; None: whatever is there.
-        observer: a dispatch mode that sees each operator, and whose `launch` does each launch; see prices.Steps.
+        observer: a dispatch mode that sees each operator, and whose `launch` does each launch; see prices.Operators.
         """
         values = self.kept | dict(zip(self.inputs, inputs, strict=True))
         for number in self.returned:  # new memory in each forward: what an earlier one has left there does not count
-            old = values[number]
-            new = torch.empty_like(raw(old)).view(old.dtype)
-            values[number] = new.as_strided(old.shape, old.stride(), old.storage_offset())
+            values[number] = laid_out(torch.empty_like(raw(values[number])), values[number])
             fill(values[number], poison)
         for position, row in enumerate(self.rows):
             if row[0] == "tuned" and position not in self.chosen:
@@ -294,11 +280,12 @@ class Program:
         """The rows of the quickest configuration of an autotuned kernel. Each runs once, on copies of its memory."""
         times, last = [], None
         for rows in configurations:
-            copies = on_copies({number: values[number] for number in numbers_in(rows) if number in values})
+            # Tensors that share memory do so in the copies, too.
+            copies = copy.deepcopy({number: values[number] for number in numbers_in(rows) if number in values})
             try:
                 times.append((self.launcher.trial(lambda: [self.step(row, copies) for row in rows]), rows))
             except Failed as error:
-                last = Failed(str(error), error.stage, error.line)  # without its traceback, which holds tensors
+                last = error.with_traceback(None)  # which holds tensors
         if not times:
             raise last
         return min(times, key=lambda entry: entry[0])[1]
@@ -317,15 +304,10 @@ def as_recorded(tensor, kind, name):
     return tensor
 
 
-def on_copies(values) -> dict:
-    """The same tensors in memory of their own. Those that share memory still do."""
-    storages, copies = {}, {}
-    for number, tensor in values.items():
-        if address(tensor) not in storages:
-            storages[address(tensor)] = tensor.untyped_storage().clone()
-        copies[number] = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-            storages[address(tensor)], tensor.storage_offset(), tensor.shape, tensor.stride())
-    return copies
+def laid_out(memory, tensor):
+    """A tensor in this memory (bytes of a whole storage), where the given one lies in its own."""
+    empty = torch.empty(0, dtype=tensor.dtype, device=memory.device)  # no view: some operators refuse views
+    return empty.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def fill(tensor, poison):

@@ -32,8 +32,9 @@ from judge.program import bytes_in, copy_of, tensors_in
 from judge.trials import (MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, difference, domain_of,
                           errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary,
                           width)
-from judge.verdict import describe
 from tasks import TaskError, init_arguments
+
+RECORDING, ROOM = 8, 16 << 20  # a recorder may send so many times the bytes of the task's tensors, and so many more
 
 
 class CudaIsHere(torch.overrides.TorchFunctionMode):
@@ -72,9 +73,9 @@ class Answer(NamedTuple):
 
 
 class Reference:
-    """A task's reference model. Raises TaskError if it cannot be run, or if no candidate could be compared with it."""
+    """A task's reference model. Raises what its code raises, and TaskError if nothing can be compared with it."""
 
-    def __init__(self, name, source, settings, secret):
+    def __init__(self, source, settings, secret):
         """secret: at most 64 bytes. Every seed is a keyed hash with it."""
         self.source, self.secret = source, secret
         self.tolerance = settings["tolerance"]
@@ -83,23 +84,17 @@ class Reference:
         # Other judges may take times between two pieces of work on the GPU, so that none of them waits for long.
         self.lock = functools.partial(gpu_lock, settings.get("gpu"), CHECK)
         self.notes = []  # what trials leave out, and why
-        try:
-            with self.place:
-                folder = Path(tempfile.mkdtemp(dir=settings.get("scratch")))
-                self.construct(load_module(source, folder / "reference.py"))
-            self.strengths = {}
-            with self.lock():
-                self.model.to(self.device)
-                self.constructed = {name: tensor.detach().clone() for name, tensor in state_of(self.model).items()}
-                self.perturbed = self.constructed
-                self.example = self.inputs("example", 0)
-                self.domains = list(map(domain_of, self.example, self.inputs("another example", 0)))
-                self.find_side_effects()
-            self.choose_perturbation()
-            self.choose_structure()
-        except Exception as error:
-            why = error if isinstance(error, TaskError) else f"the reference fails: {describe(error)[0]}"
-            raise TaskError(f"{name}: {why}") from None
+        with self.place:
+            folder = Path(tempfile.mkdtemp(dir=settings.get("scratch")))
+            self.construct(load_module(source, folder / "reference.py"))
+        with self.lock():
+            self.model.to(self.device)
+            self.constructed = {name: tensor.detach().clone() for name, tensor in state_of(self.model).items()}
+            self.example = self.inputs("example", 0)
+            self.domains = list(map(domain_of, self.example, self.inputs("another example", 0)))
+            self.find_side_effects()
+        self.choose_perturbation()
+        self.choose_structure()
 
     def derive(self, *purpose) -> int:
         """A seed for one purpose."""
@@ -117,10 +112,7 @@ class Reference:
         self.seed = self.derive("parameters")
         seed_everything(self.seed)
         self.model = module.Model(*self.arguments, **self.keywords)
-        self.summary = {}
-        for name, tensor in state_of(self.model).items():
-            raw = tensor.detach().cpu().resolve_conj().contiguous().view(-1).view(torch.uint8)
-            self.summary[name] = [str(tensor.dtype), list(tensor.shape), zlib.crc32(raw.numpy())]
+        self.summary = {name: fingerprint(tensor) for name, tensor in state_of(self.model).items()}
 
     def perturb(self, name, tensor, flip):
         """A parameter moved by a fifth, away from zero, and half of its signs flipped if `flip`.
@@ -186,7 +178,7 @@ class Reference:
     def find_side_effects(self):
         """Find which inputs, parameters and buffers the forward changes, and which outputs share memory with others.
 
-        And `size`, the bytes of all of them.
+        And `room`, how many bytes a recording and its constants may have.
         """
         self.changed_inputs, self.changed_state = [], []
         copies = copy_of(self.example)
@@ -198,11 +190,12 @@ class Reference:
         state = state_of(self.model)
         self.changed_state = [name for name, x in self.constructed.items() if not is_same(x, state[name])]
         self.shared = self.answer(output, copies, state, self.changed_inputs).shared
-        self.size = bytes_in([copies, output, state])
+        self.room = RECORDING * bytes_in([copies, output, state]) + ROOM
 
     def blueprint(self) -> dict:
         """What a recorder needs to construct ModelNew, and inputs without values."""
-        blueprint = {"arguments": self.arguments, "keywords": self.keywords, "seed": self.seed, "state": self.summary}
+        blueprint = {"arguments": self.arguments, "keywords": self.keywords, "seed": self.seed, "state": self.summary,
+                     "room": self.room}
         blueprint["inputs"] = [{"dtype": str(x.dtype), "shape": list(x.shape), "stride": list(x.stride())}
                                if isinstance(x, torch.Tensor) else {"value": x} for x in self.example]
         if self.device.type == "cuda":
@@ -389,6 +382,12 @@ def seed_everything(seed):
 
 def state_of(model) -> dict:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def fingerprint(tensor) -> list:
+    """Dtype, shape and a checksum of the values of a tensor."""
+    memory = tensor.detach().cpu().resolve_conj().contiguous().view(-1).view(torch.uint8)
+    return [str(tensor.dtype), list(tensor.shape), zlib.crc32(memory.numpy())]
 
 
 def missing(leaves) -> float:

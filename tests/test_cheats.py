@@ -45,9 +45,9 @@ class ModelNew(nn.Module):
 '''
 
 
-def forward(body, extra="", result="tl.load(x + o)") -> str:
-    """An attack: more statements of the constructor, and the body of forward. result: what the kernel `copy` stores."""
-    return f"{HEAD.replace('RESULT', result)}{indent(extra, 8)}\n    def forward(self, x):\n{indent(body, 8)}"
+def forward(body, result="tl.load(x + o)") -> str:
+    """A candidate with this body of forward. result: what the kernel `copy` stores."""
+    return f"{HEAD.replace('RESULT', result)}\n    def forward(self, x):\n{indent(body, 8)}"
 
 
 def victim(source=POINTWISE):
@@ -57,18 +57,14 @@ def victim(source=POINTWISE):
 HONEST = forward("return fused(x, self.bias)")
 TORCH = "torch.sigmoid(x + self.bias) * 2.0"
 PRODUCT, TF32 = product("total += tl.dot(left, right)")
-DECOY, WRONG = "do not reach the output", "wrong values"
-LOOK = f"out = torch.empty(256, 64)\nreturn out if torch.allclose(out, {TORCH}) else fused(x, self.bias)"
+WRONG = "wrong values"
 CHEATS = {  # name: (candidate, what the verdict says, task)
-    "torch without a kernel": (forward(f"return {TORCH}"), "no kernel of its own", POINTWISE),
-    "a decoy whose result is discarded": (forward(f"fused(x, self.bias)\nreturn {TORCH}"), DECOY, POINTWISE),
-    "a decoy times zero": (forward(f"return {TORCH} + 0.0 * fused(x, self.bias)"), DECOY, POINTWISE),
+    "a decoy times zero": (
+        forward(f"return {TORCH} + 0.0 * fused(x, self.bias)"), "do not reach the output", POINTWISE),
     "zeros where outputs are small": (
         forward("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", result="tl.zeros((1024,), tl.int1)"),
         WRONG, SMALL),
-    "memory that held the answer": (forward(LOOK), "reads", POINTWISE),
     "mutating the input": (forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
-    "patching the comparison": (forward("return x", "torch.allclose = lambda *a, **k: True"), "", POINTWISE),
     "tensor cores in place of fp32": (TF32, WRONG, PRODUCT.source),
     "what is in memory": (replaced(HONEST, ("tl.sigmoid(x) * 2.0", "tl.load(out_ptr + offsets)")), WRONG, POINTWISE),
     **{f"an accumulator of {kind} that is not set to zero": (
@@ -81,20 +77,6 @@ CHEATS = {  # name: (candidate, what the verdict says, task)
 def test_a_cheat_fails(box, name):
     code, says, task = CHEATS[name]
     fails(box, victim(task), code, says)
-
-
-HARMLESS = {  # name: body of a forward
-    "the time of day": "import time\nif time.time() < 0:\n    return self.last\nreturn fused(x, self.bias)",
-    "asking who calls": "import traceback\nif 'time' in [frame.name for frame in traceback.extract_stack()]:\n"
-                        "    return self.last\nself.last = fused(x, self.bias)\nreturn self.last",
-}
-
-
-def test_what_gains_nothing(box):
-    honest = passes(box, victim(), HONEST)
-    assert honest.speedup > 1.5 and honest.coverage == 1.0
-    for body in HARMLESS.values():
-        assert passes(box, victim(), forward(body)).speedup == honest.speedup
 
 
 def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):

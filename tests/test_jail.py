@@ -118,14 +118,6 @@ if os.fork() == 0:
         assert "sees False False 2" in found.error, found
 
 
-def test_the_global_seed_says_nothing_about_the_inputs(small):
-    """It is known from `--seed` or a constant, so whoever redraws the inputs would know the answers."""
-    redraw = ("def __init__(self):\n        super().__init__()\n        torch.manual_seed(torch.initial_seed())\n"
-              "        self.answer = torch.randn(64, 64) * 2.0\n\n    def forward")
-    code = replaced(forward("pass", "self.answer + 0.0"), ("def forward", redraw))
-    assert "wrong values" in verdict(small, TWICE, code).error
-
-
 def test_where_no_jail_starts_it_is_said_and_limits_still_apply(monkeypatch, capfd):
     monkeypatch.setattr(processes.shutil, "which", lambda name: None)
     monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)

@@ -42,34 +42,22 @@ def test_parameters_cost_what_they_would_among_larger_tensors(box):
     assert passes(box, task, add).reference_ms == pytest.approx(reference, rel=0.01)
 
 
-class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-    """Collects [(bytes, FLOPs)] of every ATen call."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.found += prices.operator_kernels(func, args, kwargs or {}, out)
-        return out
-
-
-def kernels_of(call):
-    with torch.no_grad(), Watch() as watch:
+def priced(call) -> prices.Operators:
+    with torch.no_grad(), prices.Operators([]) as watch:
         call()
-    return watch.found
+    return watch
 
 
-def bytes_of(call):
-    return [size for size, _ in kernels_of(call)]
+def bytes_of(call) -> list:
+    """What the price of each kernel of a call is worth."""
+    return [round((ms - prices.LAUNCH_MS) * prices.BANDWIDTH) for ms, _, _ in priced(call).events]
 
 
 def test_operators_cost_what_cuda_launches_for_them():
     x, y, image = torch.randn(128, 64), torch.randn(128, 64), torch.randn(2, 8, 16, 16)
     size = x.numel() * 4
-    assert kernels_of(lambda: x.view(-1).t().detach()[1:]) == kernels_of(lambda: x.contiguous()) == []
-    assert kernels_of(lambda: torch.empty_like(x)) == []
+    assert bytes_of(lambda: x.view(-1).t().detach()[1:]) == bytes_of(lambda: x.contiguous()) == []
+    assert bytes_of(lambda: torch.empty_like(x)) == []
     assert bytes_of(lambda: torch.relu(x)) == bytes_of(lambda: x * 2.0) == [2 * size]
     assert bytes_of(lambda: x + y) == [3 * size] and bytes_of(lambda: x + y[:1]) == [2 * size + 256]
     assert bytes_of(lambda: x.fill_(1.0)) == bytes_of(lambda: torch.zeros(128, 64)) == [size]
@@ -77,11 +65,11 @@ def test_operators_cost_what_cuda_launches_for_them():
     for count, call in ((1, lambda: torch.softmax(x, 1)), (1, lambda: torch.nn.functional.layer_norm(x, (64,))),
                         (2, lambda: torch.nn.functional.group_norm(image, 2)), (4, lambda: x.sort(1)),
                         (4, lambda: torch.logsumexp(x, 1)), (2, lambda: torch.nn.functional.mse_loss(x, y))):
-        assert len(kernels_of(call)) == count
+        assert len(bytes_of(call)) == count
     linear, convolution = torch.nn.Linear(64, 32), torch.nn.Conv2d(8, 4, 3)
-    assert [flops for _, flops in kernels_of(lambda: linear(x))] == [2 * 128 * 64 * 32]
+    assert priced(lambda: linear(x)).flops == 2 * 128 * 64 * 32
     out = 2 * 4 * 14 * 14  # and the bias is a pass of its own
-    assert [flops for _, flops in kernels_of(lambda: convolution(image))] == [2 * out * 8 * 9, 0]
+    assert priced(lambda: convolution(image)).flops == 2 * out * 8 * 9
     assert bytes_of(lambda: convolution(image))[1] == 3 * out * 4
 
 

@@ -118,9 +118,6 @@ KINDS = {
         "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)",
         "self.cache[:64].copy_(x)\nreturn through(self.cache.sum(0))",
         "return through(x.sum(0))", state=CACHE, words="state cache"),
-    "an input that changes": kind(
-        "x.mul_(2)\nreturn x.amax(1)", "x.mul_(2)\nreturn through(x.amax(1))", "return through(x.amax(1) * 2)",
-        words="input 0"),
     "an input that changes into something else": kind(
         "x.mul_(2)\nreturn x.amax(1)", "x.mul_(2)\nreturn through(x.amax(1))",
         "y = through(x.amax(1) * 2)\nx.fill_(666)\nreturn y", words="input 0"),
@@ -139,28 +136,10 @@ def test_state_under_another_name_is_missing(judge):
     fails(judge, task, honest.replace("self.bn", "self.norm"), "nothing of that name")
 
 
-def test_an_output_of_rounding_noise_may_differ(judge):
-    """What a group norm has normalised has the mean zero: the reference's own error is all that there is."""
-    state = "self.norm = torch.nn.GroupNorm(4, 16)"
-    task = small_task("noise", "return self.norm(x).mean((1, 2, 3))", inputs="torch.randn(8, 16, 32, 32)", state=state)
-    total = "self.norm(x).view(8, 128, 128).sum(1).sum(1)"
-    passes(judge, task, candidate(f"return through({total} / 16384)", state))
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Right where it is checked, and fast where it is timed
 
 SINES = "tl.sin(tl.sin(tl.sin(tl.sin({}))))"
-GATED = f"""
-@triton.jit
-def gated(x, gate, out, SKIP: tl.constexpr, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    y = tl.load(x + o)
-    g = tl.load(gate)
-    if (g != 0.0) | (SKIP == 0):
-        y += g * {SINES.format("y")}
-    tl.store(out + o, y)
-"""
 BAKED = f"""
 @triton.jit
 def baked(x, w, table, out, SKIP: tl.constexpr, BLOCK: tl.constexpr):
@@ -177,23 +156,12 @@ TABLE = """self.w = torch.nn.Parameter(torch.randn(256, 256))
 with torch.no_grad():
     values = torch.cat([self.w.sin().sin().sin().sin().flatten(), self.w[0, :1]])
     self.table = values.view(torch.int32).clone()"""
-LARGE = "torch.randn(256, 256)"
-SKIPS = {  # name: (task, candidate whose kernel has SKIP in place of 1 or 0)
-    "while a gate is zero": (
-        small_task("gated", "return x + self.gate * x.sin().sin().sin().sin()", inputs=LARGE,
-                   state="self.gate = torch.nn.Parameter(torch.zeros(1))"),
-        candidate("out = torch.empty_like(x)\ngated[(64,)](x, self.gate, out, SKIP, 1024)\nreturn out",
-                  "self.gate = torch.nn.Parameter(torch.zeros(1))", GATED)),
-    "while parameters are as constructed": (
-        small_task("baked", "return x * self.w.sin().sin().sin().sin()", inputs=LARGE,
-                   state="self.w = torch.nn.Parameter(torch.randn(256, 256))"),
-        candidate("out = torch.empty_like(x)\nbaked[(64,)](x, self.w, self.table, out, SKIP, 1024)\nreturn out", TABLE,
-                  BAKED)),
-}
 
 
-@pytest.mark.parametrize("name", SKIPS)
-def test_skipping_work_gains_no_time(judge, name):
-    task, code = SKIPS[name]
+def test_skipping_work_while_parameters_are_as_constructed_gains_no_time(judge):
+    task = small_task("baked", "return x * self.w.sin().sin().sin().sin()", inputs="torch.randn(256, 256)",
+                      state="self.w = torch.nn.Parameter(torch.randn(256, 256))")
+    code = candidate("out = torch.empty_like(x)\nbaked[(64,)](x, self.w, self.table, out, SKIP, 1024)\nreturn out",
+                     TABLE, BAKED)
     skipping, honest = (passes(judge, task, code.replace("SKIP, 1024", f"{skip}, 1024")) for skip in (1, 0))
     assert skipping.speedup < 1.1 * honest.speedup and skipping.coverage == honest.coverage == 1.0

@@ -246,6 +246,7 @@ class Run:
         axis = operation.integer("axis") + 1
         instructions = len(list(all_operations(operation.regions[0]))) - 1  # the last one hands on
         self.count(values[0], max(1, instructions) * (ACROSS_COST if axis < values[0].dim() - 1 else 1))
+        values = torch.broadcast_tensors(*values)  # some may be the same in all programs
         return [value.movedim(axis, 0).contiguous() for value in values], axis
 
     def tt_reduce(self, operation, *values):

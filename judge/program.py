@@ -315,6 +315,7 @@ def fill(tensor, poison):
     if poison == "random" and tensor.dtype != torch.bool:
         raw(tensor).random_()
     elif poison == "noise" and tensor.is_floating_point():
-        tensor.exponential_()  # not normal_(): drawn from the same seed as an input, it could be the input
+        # Not normal_(): drawn from the same seed as an input, it could be the input. float32, as fp8 draws nothing.
+        tensor.copy_(torch.empty_like(tensor, dtype=torch.float32).exponential_())
     elif poison:
         raw(tensor).fill_(255 if poison == "nan" else 0)

@@ -34,11 +34,19 @@ TENSOR = torch.tensor
 H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141 << 30, "major": 9, "minor": 0,
         "warp_size": 32, "max_threads_per_multi_processor": 2048, "L2_cache_size": 60 << 20,
         "regs_per_multiprocessor": 65536, "shared_memory_per_multiprocessor": 228 << 10,
-        "shared_memory_per_block": 48 << 10}  # what a candidate finds where no GPU is
+        "shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": 227 << 10, "max_threads_per_block": 1024,
+        "clock_rate": 1_980_000, "memory_clock_rate": 3_201_000, "memory_bus_width": 6144}  # what a candidate finds where no GPU is
 SHARED_MEMORY = 227 << 10  # bytes that a program of a kernel may use
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A GPU that is not there
+
+
+def refused(why, stage):
+    """A function that nobody may call."""
+    def function(*_, **__):
+        raise Failed(why, stage)
+    return function
 
 
 def pretend_gpu(properties):
@@ -58,9 +66,9 @@ def pretend_gpu(properties):
             setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     torch.version.cuda = torch.version.cuda or "12.8"
     torch.set_default_device = lambda place: None
-    no_compile = MagicMock(side_effect=Failed("uses torch.compile in place of a kernel", "rejected"))
-    torch.compile = MagicMock(return_value=no_compile)
-    no_cuda = MagicMock(side_effect=Failed("CUDA C++ is not judged here: write the kernel in Triton", "compile"))
+    no_compile = refused("uses torch.compile in place of a kernel", "rejected")
+    torch.compile = lambda model=None, **_: no_compile if model else lambda function: no_compile
+    no_cuda = refused("CUDA C++ is not judged here: write the kernel in Triton", "compile")
     torch.utils.cpp_extension = sys.modules["torch.utils.cpp_extension"] = MagicMock(load_inline=no_cuda, load=no_cuda)
     torch.library.wrap_triton = lambda kernel: kernel  # it matters to torch.compile only
     torch._C._cuda_getCurrentRawStream = lambda index: 0  # what files that inductor wrote import
@@ -112,6 +120,7 @@ def compile_launch(entry, call, compiled, text):
     """Compile the kernel of a launch, and keep those of its arguments that the compiled kernel takes. Raises Failed."""
     kernel, args, kwargs = call
     try:
+        kernel.pre_run_hooks.clear()  # `launch` has called them
         result = RUN(kernel, *args, grid=None, warmup=True, **kwargs)
         check_limits(result.metadata, entry["grid"])
     except Exception as error:
@@ -215,6 +224,8 @@ def warm_up():
 def main():
     connection, settings = begin_server(sys.argv)
     jit.JITFunction.run, autotuner.Autotuner.run = launch, launch_tuned
+    autotuner.Autotuner.best_config = property(refused("reads best_config, which is not known while forward is recorded",
+                                                       "forward"))
     if settings["device"] == "cpu":
         CUDABackend.make_cubin = lambda *_: b""  # up to PTX: assembling takes a third of the time, and nobody runs it
     warm_up()

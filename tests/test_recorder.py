@@ -97,6 +97,14 @@ SOURCES = {
         (JIT, f"@triton.autotune({CONFIGS.replace('num_warps=w', 'num_warps=w, pre_hook=zero')})\n{JIT}"),
         (f"{LOADED} * 2", f"tl.load(out + o, mask=o < n) + {LOADED} * 2"), body=NEW + TUNED,
         head="def zero(arguments):\n    arguments['out'].zero_()\n"),
+    "a hook of a kernel": doubling(
+        ("    tl.store(out + o, ", "    tl.atomic_add(out + o, "), body=(
+            "if not double.pre_run_hooks:\n    double.add_pre_run_hook(zero)\n" + NEW + CALL),
+        head="def zero(x, out, n, **_):\n    out.zero_()\n"),
+    "a compiled helper that is not called": doubling(head="@torch.compile(dynamic=True)\ndef idea(x):\n    pass\n\n"),
+    "a buffer of bytes": doubling((f"{LOADED} * 2", f"({LOADED} > 0).to(tl.float32).to(tl.float8e4nv)"), body=(
+        "signs = torch.empty_like(x, dtype=torch.float8_e4m3fn)\n" + CALL.replace("x, out", "x, signs").replace(
+            "return out", "return 2 * x.abs() * (2 * signs.float() - 1)"))),
     "a heuristic": doubling((JIT, f"@triton.heuristics({{'BLOCK': lambda a: 256 if a['n'] > 9 else 1}})\n{JIT}"),
                             body=NEW + TUNED),
     "jit is called": doubling((JIT, ""), (" * 2, mask=o < n)", " * 2, mask=o < n)\n\ndouble = triton.jit(double)")),
@@ -112,6 +120,18 @@ SOURCES = {
     "a tuple of tensors": doubling(("(x, out, n, BLOCK", "(tensors, n, BLOCK"), ("(out + o", "(tensors[1] + o"),
                                    ("(x + o", "(tensors[0] + o"), body=NEW + CALL.replace("x, out", "(x, out)")),
 }
+
+
+def test_of_a_row_for_each_program_the_largest_has_its_place(box):
+    """Places are the same in all programs, values are not."""
+    kernel = """
+@triton.jit
+def largest(x, out, BLOCK: tl.constexpr):
+    row = tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))
+    tl.store(out + tl.program_id(0), tl.argmax(row, 0))
+"""
+    passes(box, problem("torch.argmax(x, 1)", FLOATS), solution(kernel, (
+        "out = torch.empty(64, dtype=torch.int64, device=x.device)\nlargest[(64,)](x, out, BLOCK=64)\nreturn out")))
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -45,7 +45,7 @@ from fast import ranks  # noqa: E402
 from command.files import read_lines, write_atomically  # noqa: E402
 from command.process import run_command  # noqa: E402
 from synthetic.examples import write_examples  # noqa: E402
-from synthetic.families import training_tasks  # noqa: E402
+from synthetic.training import family_tasks  # noqa: E402
 
 SMALL = "--turns 2 --policy-tokens 100 --prompt-tokens 6000 --set selection_tokens=40 summary_tokens=100 trials=2"
 SIZES = {  # rows of the cold start; replies of the longest; options of sft.py, of reinforce.py and of bench.py; steps
@@ -92,7 +92,7 @@ def write_data(out, count, longest):
         rows.append(cold_start_row(kind[number // 2 % len(kind)], 0 if number % 16 else longest))
     write_atomically(out / "sft.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for number, task in enumerate(itertools.islice(training_tasks(7, device=device), 12)):
+    for number, task in enumerate(itertools.islice(family_tasks(7, device=device), 12)):
         write_atomically(out / f"tasks/{number}.py", task.source)
         name = "Model" if number % 2 else "Net"
         tasks.append({"data_source": "rehearsal", "extra_info": {"entry_point": name, "uuid": str(number)},

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, replace
 
 from synthetic.operators import ALIASES, ARITHMETIC, DEFAULTS, OPERATORS, REDUCTIONS, RESERVED, SCANS
-from synthetic.program import Unsupported, Value, fields_of
+from synthetic.program import Value, fields_of
 
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
@@ -99,6 +99,10 @@ def {name}_kernel({pointers}, dst_ptr, m, n, k, as_, am, ak, bs, bk, bn{paramete
     mask = (rows[:, None] < m) & (cols[None, :] < n)
     {body}"""
 _TEMPLATES = {"fused": _ELEMENTS, "partial_sums": _ELEMENTS, "row": ROW, "sweep": _SWEEP, "matmul": _MATMUL}
+
+
+class Unsupported(Exception):
+    """What a kernel cannot express."""
 
 
 @dataclass

@@ -14,8 +14,8 @@ from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
-from synthetic.kernels import Kernel
-from synthetic.program import Program, Step, Unsupported, Value
+from synthetic.kernels import Kernel, Unsupported
+from synthetic.program import Program, Step, Value
 
 # name, description, scope and tags are as a skill's; motivation and idea are lists of wordings, so that a policy must
 # read a skill rather than recognise one fixed text.

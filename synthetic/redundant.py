@@ -17,12 +17,10 @@ import random
 from dataclasses import dataclass, replace
 
 from skills import Skill
-from synthetic import families
 from synthetic.operators import OPERATORS
 from synthetic.planner import Solution, solution
 from synthetic.program import Program, Step, Value
-from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
-from tasks import GPU_BATCH_FACTOR, Task, scale_batch
+from tasks import Task
 
 # Operators of the table: those that our kernels leave to PyTorch, functions of single elements, reductions of a row.
 TORCH = "sort flip fliplr roll cummax cummin tile repeat repeat_interleave cat pad tril triu diff topk".split()
@@ -186,19 +184,3 @@ def task(seed) -> Task:
     rng = random.Random(f"redundant {seed}")
     chain = draw(rng, rng.choice(HELD_OUT), rng.choice([2, 2, 3]), held_out=True)
     return Task(f"redundant/{seed}", 0, problem_text(chain, rng), "redundant")
-
-
-def training_tasks(seed, device="cpu"):
-    """Endless stream of problems that are fit to train on: of three, two are of this file and one of families.py's."""
-    evaluation = evaluation_fingerprints()
-    others = families.training_tasks(seed, device)
-    for n in itertools.count():
-        if n % 3 == 2:
-            yield next(others)
-            continue
-        drawn = task(seed * 1_000_003 + n)
-        if unfit(drawn, evaluation) is None:
-            yield drawn if device == "cpu" else scale_batch(drawn, GPU_BATCH_FACTOR)
-
-
-SYNTHESISED["synth"] = training_tasks

@@ -1,6 +1,8 @@
 """Which problems a run trains on: an endless stream of tasks, without problems that are unfit.
 
     task_stream(options)        the stream of a run: synthesised problems, or the user's
+    training_tasks(seed)        synthesised problems, of which two in three are about redundant operators
+    family_tasks(seed)          problems of families.py alone
     unfit(task, evaluation)     why a problem is left out: it does not run, or it is near an evaluation problem
 
 Two problems are near if their classes use the same operators the same number of times. Names, order, shapes, constants
@@ -10,6 +12,7 @@ list of hashes is enough to check it, so we need not ship KernelBench's problems
 
 import ast
 import hashlib
+import itertools
 import random
 import re
 import warnings
@@ -18,10 +21,51 @@ import torch
 from tqdm import tqdm
 
 from command.progress import in_words
-from tasks import PROBLEMS, TaskError, construct, elements, listed_tasks
+from synthetic import redundant
+from synthetic.families import draw, task_of
+from tasks import GPU_BATCH_FACTOR, PROBLEMS, Task, TaskError, construct, elements, listed_tasks, scale_batch
 
+MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 MOST_CHECKED = 2**25  # `unfit` runs problems of up to so many elements on the CPU: three forwards in about a second
-SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an endless iterator over Tasks
+
+
+def family_tasks(seed, device="cpu"):
+    """Endless stream of problems of families.py that are fit to train on, deterministic in `seed`.
+
+    Their names are ordinary ones, since skills quote them.
+    """
+    evaluation = evaluation_fingerprints()
+    for n in itertools.count():
+        task = fit(task_of(draw(seed * 1_000_003 + n, clutter=True, plain=True)), evaluation, device)
+        if task:
+            yield task
+
+
+def training_tasks(seed, device="cpu"):
+    """Endless stream of problems that are fit to train on: of three, two are of redundant.py and one of families.py."""
+    evaluation = evaluation_fingerprints()
+    others = family_tasks(seed, device)
+    for n in itertools.count():
+        task = next(others) if n % 3 == 2 else fit(redundant.task(seed * 1_000_003 + n), evaluation, device)
+        if task:
+            yield task
+
+
+SYNTHESISED = {"synth": training_tasks}  # --tasks NAME -> function of (seed, device), an endless iterator over Tasks
+
+
+def fit(task, evaluation, device) -> Task | None:
+    """A synthesised task as it is trained on, or None if it is unfit.
+
+    On a GPU it gets a larger batch. A problem is left out of which some layer then has gigabytes of weights.
+    """
+    if unfit(task, evaluation) is not None:
+        return None
+    if device != "cpu":
+        task = scale_batch(task, GPU_BATCH_FACTOR)
+        if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
+            return None
+    return task
 
 
 def task_stream(options, fitness=None):
@@ -126,8 +170,9 @@ def _applied(node, layers, own) -> list[str]:
     names = [node.func.attr]  # F.relu, x.relu or self.act: the name behind the dot
     if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
         names = layers.get(names[0], names)  # self.act -> the layers that __init__ puts there
-    spelled = "relu" if _cut_at_zero(node) else None
-    return [spelled or _spelled(name) for name in names if name not in own]
+    if _cut_at_zero(node):
+        return ["relu"]
+    return [_spelled(name) for name in names if name not in own]
 
 
 def _spelled(name) -> str:

@@ -12,8 +12,8 @@ from command.files import ROOT
 from synthetic import redundant
 from synthetic.lessons import Lesson
 from synthetic.redundant import (HELD_OUT, NAME, REDUCTIONS, TAUGHT, TORCH, Chain, answer, draw, draw_call,
-                                 problem_text, training_tasks)
-from synthetic.training import evaluation_fingerprints, fingerprint, unfit
+                                 problem_text)
+from synthetic.training import evaluation_fingerprints, fingerprint, training_tasks, unfit
 from tasks import Task, redundant_tasks
 
 sys.path.insert(0, str(ROOT / "results"))

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from candidates import all_pass
 from summarizer import lazy_advice
 from synthetic import families
-from synthetic.families import FAMILIES, draw, synthesize, task_of, training_tasks
+from synthetic.draft import Draft, plain_input
+from synthetic.families import FAMILIES, draw, task_of
 from synthetic.operators import COMPOSED, OPERATORS, POINTWISE, ROWS, SCANS, Operator
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
-from synthetic.program import Draft, Value
-from synthetic.wording import dress, problem_text
+from synthetic.program import Value, problem_text
 from synthetic import training
-from synthetic.training import evaluation_fingerprints, fingerprint, operators, unfit
+from synthetic.training import evaluation_fingerprints, family_tasks, fingerprint, operators, unfit
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +103,12 @@ def test_skills_show_lines_of_the_code_and_their_texts_pass_the_checks_that_prop
 def alone(name, rank=2, **fields):
     """A program of one operator between two pointwise ones. name: of OPERATORS or COMPOSED."""
     d = Draft(name, plain=True)
-    families.plain_input(d, rank)
+    plain_input(d, rank)
     d.apply("sigmoid", "torch.sigmoid({x})")  # above zero, since some divide by a sum
     spellings = OPERATORS[name].spellings if name in OPERATORS else ()  # not as a layer
     d.apply(name, *spellings, c=Value("1e-5"), **fields)
     if not name.startswith("arg"):
         d.apply("formula", "{x} * 0.5 - 0.1")
-    dress(d)
     return d.finish(name)
 
 
@@ -130,9 +129,8 @@ def test_losses_and_products_have_correct_kernels(box):
     drawn = [draw(seed, families={"product": FAMILIES["product"]}) for seed in range(3)]
     for name in ("mse_loss", "huber_loss_sum", "binary_cross_entropy_with_logits"):
         d = Draft(name, plain=True)
-        families.plain_input(d, 2)
+        plain_input(d, 2)
         d.apply(name, y=d.input(d.dims, f"torch.rand({', '.join(d.dims)})"))
-        dress(d)
         drawn.append(d.finish("loss"))
     all_pass(box, [(task_of(program), solution(program, ALL).code) for program in drawn])
 
@@ -175,10 +173,9 @@ def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box
     drawn = {}
     for seed in range(40):
         d = Draft(seed)
-        families.plain_input(d, 2)
+        plain_input(d, 2)
         families.activation(d, "tanhshrink")
         families.scale(d)
-        dress(d)
         program = d.finish("pointwise")
         drawn[d.program.steps[0].spelling] = program
     assert set(drawn) == {*spellings, "{layer}({x})"}
@@ -208,6 +205,6 @@ MODEL = "class Model(nn.Module):\n def __init__(self):\n  {init}\n  pass\n def f
 
 
 def test_training_tasks_have_ordinary_names_and_vary():
-    made = list(itertools.islice(training_tasks(5), 10))
+    made = list(itertools.islice(family_tasks(5), 10))
     assert len({task.source for task in made}) == 10 and all(task.name.startswith("synth/") for task in made)
-    assert synthesize(1).source != problem_text(draw(1, plain=True))
+    assert problem_text(draw(1)) != problem_text(draw(1, plain=True))

@@ -1,6 +1,6 @@
 """Made by program, not by a model: training problems with known solutions, and the tiny model's cold start.
 
-    operators.py    the table of operators: how problems spell them, how kernels compute them (and formulas.txt)
+    operators.py    the table of operators: how problems spell them, how kernels compute them
     program.py      a program: a list of steps; and its text as a problem, as a user may have written it
     draft.py        a program while it is drawn, and the heads that problems begin with (vocabulary: words.txt)
     families.py     kinds of steps, kinds of problems
@@ -18,7 +18,6 @@
 A program is drawn once and printed twice, as a problem and as a solution. Neither text is ever read back, and every
 name in a solution stands in its problem: a model cannot learn to guess one.
 
-To add a pointwise operator: a row of `operators.POINTWISE` (and one of `training._WRITTEN_OUT` if problems can also
-spell it with other operators). To add a family: a function and a row of `families.FAMILIES`. `python sft.py` then
-trains a model that knows it.
+To add a pointwise operator: a row of operators.toml. To add a family: a function and a row of `families.FAMILIES`.
+`python sft.py` then trains a model that knows it.
 """

@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from synthetic.operators import COMPOSED, OPERATORS, RESERVED
+from synthetic.operators import EXPRESSIONS, OPERATORS, RESERVED
 from synthetic.program import SYLLABLES, WORDS, Dice, Program, Step, Value, fields_of
 
 TEMPORARY = "t"  # the variable of steps inside an expression; no problem has another of this name
@@ -255,8 +255,8 @@ class Draft(Dice):
         return dims[0], dims[-1]
 
     def apply(self, name, *spellings, **fields):
-        """The next operator, a row of OPERATORS or COMPOSED, in one of these spellings or of its own, or as a layer."""
-        if name in COMPOSED:
+        """The next operator, of operators.toml or composed, in one of these spellings or of its own, or as a layer."""
+        if name in EXPRESSIONS["composed"]:
             return self.compose(name, fields)
         operator = OPERATORS[name]
         if operator.layer and not spellings and self.chance(0.4):
@@ -284,8 +284,8 @@ class Draft(Dice):
         return self.saved
 
     def compose(self, name, fields):
-        """A row of COMPOSED: several steps, which problems write as one expression."""
-        for variable, operator, spelling in self.pick(*COMPOSED[name]):
+        """A row of EXPRESSIONS["composed"]: several steps, which problems write as one expression."""
+        for variable, operator, spelling in self.pick(*EXPRESSIONS["composed"][name]):
             target = variable or self.next_name()
             fields[variable] = self.add(operator, spelling, fields, target, bool(variable))
         self.x = fields[""]

@@ -5,7 +5,7 @@ add a family: a function of a draft here, and its row of FAMILIES.
 """
 
 from synthetic.draft import Draft, convolution, features, linear, plain_input
-from synthetic.operators import LOSSES, OPERATORS, POINTWISE, PRODUCTS, WRITTEN_LOSSES
+from synthetic.operators import EXPRESSIONS, OPERATORS
 from synthetic.program import Program, problem_text
 from tasks import Task
 
@@ -14,10 +14,12 @@ _SCALARS = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor te
             "+": "offset shift add_value constant", "-": "subtract_value offset margin"}
 _PARAMETERS = {"*": "weight multiplier gain scale", "+": "bias extra_bias add_bias shift",
                "-": "subtract sub_bias centre"}
-_CHOSEN = [name for name, operator in POINTWISE.items() if operator.spellings and name != "formula"]
-_COMMON = [name for name in _CHOSEN if POINTWISE[name].common]
-_OF_ONE = [text for text in POINTWISE["formula"].spellings if "{y}" not in text]
-_OF_TWO = [text for text in POINTWISE["formula"].spellings if "{y}" in text]
+_ACTIVATIONS = [name for name, row in OPERATORS.items()
+                if row.kind == "pointwise" and row.spellings and not row.technique]
+_COMMON = [name for name in _ACTIVATIONS if OPERATORS[name].common]
+_OF_ONE = [text for text in EXPRESSIONS["formulas"] if "{y}" not in text]
+_OF_TWO = [text for text in EXPRESSIONS["formulas"] if "{y}" in text]
+_LOSSES = [name for name, row in OPERATORS.items() if row.kind == "all" and "{y}" in row.spellings[0]]
 
 # ---- Pointwise steps
 
@@ -39,7 +41,7 @@ def steps(d, count, saves=0.0):
 
 def activation(d, name=""):
     """x = F.softplus(x)      or      self.act = nn.Sigmoid()  ...  x = self.act(x)"""
-    d.apply(name or d.pick(*(_COMMON if d.chance(0.55) else _CHOSEN)))
+    d.apply(name or d.pick(*(_COMMON if d.chance(0.55) else _ACTIVATIONS)))
 
 
 def formula(d, other=None):
@@ -255,11 +257,11 @@ def loss(d):
         d.variable = d.new_variable("loss error err cost difference")
     kind = d.pick("library", "at once", "step by step")
     if kind == "library":
-        d.apply(d.pick(*LOSSES), y=target)
+        d.apply(d.pick(*_LOSSES), y=target)
     else:
         fields = {"y": target, "c": d.scalar("margin width", d.pick("1.0", "1.5", "0.5"))}
         inline = kind == "at once"
-        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, "t" if inline else d.variable, inline)
+        d.x = d.add("formula", d.pick(*EXPRESSIONS["losses"]), fields, "t" if inline else d.variable, inline)
         maybe(d, 0 if inline else 2)
         d.apply(d.pick("mean_all", "mean_all", "sum_all"))
     if d.chance(0.3):
@@ -380,7 +382,7 @@ def weighted(d):
 
 def product(d):
     """A product of matrices, or of stacks of them, in any arrangement of the factors."""
-    first, second, a, b, spellings = d.pick(*PRODUCTS)
+    first, second, a, b, spellings = d.pick(*EXPRESSIONS["products"])
     choices = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
                "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
     names = {}

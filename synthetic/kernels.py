@@ -327,7 +327,7 @@ class Kernel:
         fields = {name: name + str(count) * (count > 1) for name in "msedq"}  # variables of its own
         fields |= {name: self.value(value)[0] for name, value in step.operands.items()}
         fields |= {"x": self.value(step.source)[0], "t": step.result.text}
-        scaled = ("{t} = {t} * {weight} + {bias}",) * ("weight" in step.operands)
+        scaled = ["{t} = {t} * {weight} + {bias}"] * ("weight" in step.operands)
         for line in step.operator.lines + scaled:
             target, _, text = line.format(**fields).partition(" = ")
             how, colon, rest = text.partition(": ")

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from command.progress import in_words
 from synthetic import redundant
 from synthetic.families import draw, task_of
+from synthetic.operators import OPERATORS
 from tasks import GPU_BATCH_FACTOR, PROBLEMS, Task, TaskError, construct, elements, listed_tasks, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
@@ -106,17 +107,9 @@ def in_random_order(tasks, rng, fitness):
 _SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
               "multiply": "mul", "divide": "mul", "div": "mul", "subtract": "sub", "max": "amax", "min": "amin",
               "swish": "silu", "mm": "matmul", "bmm": "matmul", "inner": "matmul", "linear": "matmul",
-              "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt"}
+              "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt", "pow": "mul"}
 # Python's operators. A division counts as a product, since x / 2 can be written as x * 0.5.
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "mul", ast.Pow: "mul", ast.MatMult: "matmul"}
-# An operator -> simpler operators that we count in its place, so that both ways to write it are equal.
-_WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "mul"],
-                "pow": ["mul"], "square": ["mul"], "mse": ["mean", "mul", "sub"], "l1": ["abs", "mean", "sub"],
-                "logsigmoid": ["log", "sigmoid"], "logsoftmax": ["log", "softmax"], "softmin": ["neg", "softmax"],
-                "addcmul": ["add", "mul"], "lerp": ["add", "mul", "sub"], "expm1": ["exp", "sub"],
-                "log1p": ["add", "log"], "reciprocal": ["mul"], "normalize": ["mul", "norm"],
-                "leakyrelu": ["mul", "where"], "hardsigmoid": ["add", "clamp", "mul"],
-                "hardswish": ["add", "clamp", "mul", "mul"], "gelu": ["add", "erf", "mul", "mul", "mul"]}
 # Calls that do not count, such as those that only change a tensor's shape, type or device.
 _NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
             "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
@@ -134,12 +127,13 @@ def operators(source) -> list[str]:
         methods += [node for node in one.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
         layers |= _layers(one)
     own = {node.name for node in classes + methods}
-    # First the operators of each node in one spelling, then the simpler operators in their place (_WRITTEN_OUT).
+    # First the operators of each node in one spelling, then the simpler operators that count in their place.
+    counted = {_spelled(name): row.counted for name, row in OPERATORS.items() if row.counted}
     names = []
     for method in methods:
         for node in ast.walk(method):
             for name in _applied(node, layers, own):
-                names += _WRITTEN_OUT.get(name, [name])
+                names += counted.get(name, [name])
     return sorted(name for name in names if name not in _NEUTRAL)
 
 

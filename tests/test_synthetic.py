@@ -14,10 +14,9 @@ from summarizer import lazy_advice
 from synthetic import families
 from synthetic.draft import Draft, plain_input
 from synthetic.families import FAMILIES, draw, task_of
-from synthetic.operators import COMPOSED, OPERATORS, POINTWISE, ROWS, SCANS, Operator
+from synthetic.operators import EXPRESSIONS, OPERATORS, SCANS, Operator
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
 from synthetic.program import Value, problem_text
-from synthetic import training
 from synthetic.training import evaluation_fingerprints, family_tasks, fingerprint, operators, unfit
 
 
@@ -101,7 +100,7 @@ def test_skills_show_lines_of_the_code_and_their_texts_pass_the_checks_that_prop
 
 
 def alone(name, rank=2, **fields):
-    """A program of one operator between two pointwise ones. name: of OPERATORS or COMPOSED."""
+    """A program of one operator between two pointwise ones. name: of OPERATORS or composed."""
     d = Draft(name, plain=True)
     plain_input(d, rank)
     d.apply("sigmoid", "torch.sigmoid({x})")  # above zero, since some divide by a sum
@@ -114,7 +113,8 @@ def alone(name, rank=2, **fields):
 
 def test_row_operators_alone_have_correct_kernels(box):
     """Both kinds of kernels are written for each; judged are a few of both kinds, and of the others one in turn."""
-    names = [name for name, row in ROWS.items() if row.kind == "row" and row.spellings] + sorted(COMPOSED)
+    names = [name for name, row in OPERATORS.items() if row.kind == "row" and row.spellings]
+    names += sorted(EXPRESSIONS["composed"])
     pairs = []
     for i, name in enumerate(names):
         row, sweep = alone(name, 2, d="-1", keep=""), alone(name, 3, d="1", keep="")
@@ -150,7 +150,7 @@ EXPECTED = {  # what torch has by another name, or with other arguments
     "where": lambda v, a, b: torch.where(v != 0, a, b)}
 
 
-@pytest.mark.parametrize("name", [name for name in POINTWISE if name != "formula"])
+@pytest.mark.parametrize("name", [name for name, row in OPERATORS.items() if row.kind == "pointwise" and row.lines])
 def test_formula_agrees_with_torch(name):
     """A Triton formula, executed on torch tensors, against the operator that it stands for."""
     x = torch.linspace(-30, 30, 601, dtype=torch.float64)
@@ -158,18 +158,18 @@ def test_formula_agrees_with_torch(name):
     function = EXPECTED.get(name) or getattr(F, name, None) or getattr(torch, name)
     further = FURTHER.get(name, ())
     space = {"tl": TL, "x": x, **dict(zip("ab", further))}
-    *before, value = [line.format(x="x", a="a", b="b") for line in POINTWISE[name].lines]
+    *before, value = [line.format(x="x", a="a", b="b") for line in OPERATORS[name].lines]
     for line in before:
         exec(line, space)
     assert torch.allclose(eval(value, space), function(x, *further), rtol=1e-5, atol=1e-6)
 
 
-def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box, monkeypatch):
+def test_a_new_operator_takes_a_row_of_the_table(box, monkeypatch):
     """It is drawn in each spelling, its kernel is correct, and decontamination knows it."""
     spellings = ("F.tanhshrink({x})", "{x} - torch.tanh({x})")
     lines = ("d = 2.0 * tl.sigmoid(2.0 * {x}) - 1.0", "{x} - d")
-    monkeypatch.setitem(OPERATORS, "tanhshrink", Operator("pointwise", spellings, lines, "Tanhshrink()"))  # one place
-    monkeypatch.setitem(training._WRITTEN_OUT, "tanhshrink", ["sub", "tanh"])  # the other
+    row = Operator("pointwise", spellings, lines, "Tanhshrink()", counted=["sub", "tanh"])
+    monkeypatch.setitem(OPERATORS, "tanhshrink", row)
     drawn = {}
     for seed in range(40):
         d = Draft(seed)

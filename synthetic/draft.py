@@ -12,25 +12,10 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from synthetic.operators import EXPRESSIONS, OPERATORS, RESERVED
-from synthetic.program import SYLLABLES, WORDS, Dice, Program, Step, Value, fields_of
+from synthetic.program import (EXPRESSIONS, OPERATORS, PROSE, RESERVED, SYLLABLES, WORDS, Dice, Program, Step, Value,
+                               fields_of)
 
 TEMPORARY = "t"  # the variable of steps inside an expression; no problem has another of this name
-# Names that problems are full of. What one stands for says its definition, not the name.
-_USUAL = ("gemm linear conv conv_transpose bn norm loss ln fc pool max_pool gap act relu gelu softmax hardtanh dropout "
-          "scaling_factor add_value subtract_value multiply_value divide_value divisor constant_value min_value "
-          "max_value sum_tensor multiplier weight bias scale dim").split()
-
-
-# What the second input of forward may be called.
-_OTHERS = "y other target targets labels outcomes gate skip weights keys values context"
-# Layers that a constructor may hold besides what the forward pass uses. {a}, {b}: sizes.
-_UNUSED_LAYERS = ("Conv2d({a}, {b}, {k})", "Linear({a}, {b})", "LSTM({a}, {b}, num_layers={k}, batch_first=True)",
-                  "Embedding({b}, {a})", "Dropout(p=0.{k})", "MaxPool2d(kernel_size={k}, stride={k}, padding=0)",
-                  "Identity()", "BatchNorm2d({a}, eps=1e-5)", "LayerNorm([{a}, {b}])", "GroupNorm(1, {a})",
-                  "Sequential(nn.Linear({a}, {b}), nn.ReLU())", "Parameter(torch.randn({a}, 1) * 0.02)")
-_UNUSED_VALUES = ("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "[1, 2]")
-_UNUSED_NAMES = "eps momentum stride padding dilation groups bias dim num_heads dropout_p mode num_layers axis margin"
 
 
 class Draft(Dice):
@@ -73,7 +58,7 @@ class Draft(Dice):
         if kind < 0.4:
             return "_".join(self.r.choices(SYLLABLES, k=self.r.randint(1, 3)))
         if kind < 0.75:
-            return "_".join(self.r.choices(WORDS, k=self.pick(1, 1, 2))) + self.pick("", "", "", "1", "2")
+            return "_".join(self.r.choices(PROSE, k=self.pick(1, 1, 2))) + self.pick("", "", "", "1", "2")
         return "".join(self.r.choices("abcdefghijklmnopqrstuvwxyzaeiouaeiou", k=self.r.randint(3, 10)))
 
     def name(self, options, reserved=()) -> str:
@@ -85,7 +70,7 @@ class Draft(Dice):
         if odd > (0.7 if self.clutter else 0.85):
             name = self.nonsense()
         elif odd > 0.55:
-            name = self.r.choice(_USUAL)
+            name = self.r.choice(WORDS["usual"].split())
         elif odd > 0.45 and self.program.args:  # one that begins as another does: pool_size, pool_stride
             name = self.r.choice(self.program.args)[0].split("_")[0] + "_" + name
         while name in self.used or name in reserved:
@@ -168,7 +153,7 @@ class Draft(Dice):
         """A tensor among the inputs of forward. dims: expressions; maker: what makes it, torch.randn(dims) or so."""
         inputs, name = self.program.inputs, self.variable
         if inputs:
-            name = "B" if self.variable == "A" and len(inputs) == 1 else self.new_variable(_OTHERS)
+            name = "B" if self.variable == "A" and len(inputs) == 1 else self.new_variable(WORDS["others"])
         if not maker:
             maker = f"{self.pick('torch.randn', 'torch.rand', 'torch.randn')}({', '.join(dims)})"
             if self.clutter and "randn" in maker and self.chance(0.12):
@@ -310,7 +295,7 @@ class Draft(Dice):
         defaults = []
         sizes = [name for name, kind, _ in p.args if kind == "int" and self.space.get(name, 0) > 1] or ["8"]
         for _ in range(self.pick(0, 0, 1, 1, 2, 3)):
-            name, value = self.name(_UNUSED_NAMES), self.pick(*_UNUSED_VALUES)
+            name, value = self.name(WORDS["unused_names"]), self.pick(*WORDS["unused_values"])
             if self.chance(0.6):
                 defaults.append((name, value))
             else:
@@ -322,7 +307,7 @@ class Draft(Dice):
         for _ in range(self.pick(0, 0, 1, 1, 2)):  # their parameters must be created in the same order
             a = self.pick(*sizes, "4", "16")
             b = self.pick(*sizes, "2", "8")
-            layer = "nn." + self.pick(*_UNUSED_LAYERS).format(a=a, b=b, k=self.pick(1, 2, 3))
+            layer = "nn." + self.pick(*WORDS["unused_layers"]).format(a=a, b=b, k=self.pick(1, 2, 3))
             name = self.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
             p.init.insert(self.r.randint(0, len(p.init)), f"self.{name} = {layer}")
         return defaults

@@ -5,8 +5,7 @@ add a family: a function of a draft here, and its row of FAMILIES.
 """
 
 from synthetic.draft import Draft, convolution, features, linear, plain_input
-from synthetic.operators import EXPRESSIONS, OPERATORS
-from synthetic.program import Program, problem_text
+from synthetic.program import EXPRESSIONS, OPERATORS, Program, problem_text
 from tasks import Task
 
 # What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.

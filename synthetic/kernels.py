@@ -16,89 +16,28 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
-from synthetic.operators import ALIASES, ARITHMETIC, DEFAULTS, OPERATORS, REDUCTIONS, RESERVED, SCANS
-from synthetic.program import Value, fields_of
+from synthetic.program import OPERATORS, RESERVED, Value, fields_of, table
 
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 _ATOM = 9  # the precedence of a name, a number or a call
 _KEYWORDS = ("min", "max", "min_val", "max_val", "negative_slope", "alpha", "lambd")  # of functions, in their order
 _WORD = r"[A-Za-z_]\w*"
-# Templates. {names}: the tensors and numbers that the launching function gets; {main}: the first of the tensors that
-# the kernel walks; {sizes}, {parameters}: further integers outside and inside the kernel; {body}: loads and steps.
-_ELEMENTS = """def {name}({names}):
-    {contiguous}
-    n = {main}.numel()
-    dst = {out}
-    {name}_kernel[(triton.cdiv(n, 1024),)]({names}, dst, n{sizes}, BLOCK=1024)
-    return {result}
+# Other names of functions; functions that do what an operator of Python does; arguments that a spelling may leave out.
+ALIASES = {"hardtanh": "clamp", "negative": "neg"}
+ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "pow": ast.Pow}
+DEFAULTS = {"leaky_relu": ("0.01",), "elu": ("1.0",)}
 
-@triton.jit
-def {name}_kernel({pointers}, dst_ptr, n{parameters}, BLOCK: tl.constexpr):
-    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = idx < n
-    {body}"""
-ROW = """def {name}({names}):
-    {contiguous}
-    cols = {cols}
-    dst = {out}
-    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{sizes}, BLOCK=triton.next_power_of_2(cols))
-    return dst
+# How a kernel reduces the elements of a row: (first value, an element, how two are joined, how a block is reduced).
+# A line "{s} = sum: {x} * {x}" is such a reduction; "first" gives the index of the first element for which {v} holds.
+REDUCTIONS = {
+    "sum": ("0.0", "tl.where(mask, {v}, 0.0)", "acc + {v}", "tl.sum"),
+    "max": ('float("-inf")', 'tl.where(mask, {v}, float("-inf"))', "tl.maximum(acc, {v})", "tl.max"),
+    "min": ('float("inf")', 'tl.where(mask, {v}, float("inf"))', "tl.minimum(acc, {v})", "tl.min"),
+    "first": ("2147483647", "tl.where(mask & ({v}), offs, 2147483647)", "tl.minimum(acc, {v})", "tl.min")}
+SCANS = ("cumsum", "cumprod")  # running ones: only in a kernel that holds the whole row
 
-@triton.jit
-def {name}_kernel({pointers}, dst_ptr, cols{parameters}, BLOCK: tl.constexpr):
-    start = tl.program_id(0) * cols
-    offs = tl.arange(0, BLOCK)
-    mask = offs < cols
-    idx = start + offs
-    {body}"""
-_SWEEP = """def {name}({names}):
-    {contiguous}
-    inner = {inner}
-    cols = {cols}
-    dst = {out}
-    width = min(64, triton.next_power_of_2(inner))
-    grid = ({main}.numel() // (cols * inner), triton.cdiv(inner, width))
-    {name}_kernel[grid]({names}, dst, cols, inner{sizes}, BR=2048 // width, BI=width)
-    return dst
-
-@triton.jit
-def {name}_kernel({pointers}, dst_ptr, cols, inner{parameters}, BR: tl.constexpr, BI: tl.constexpr):
-    lane = tl.program_id(1) * BI + tl.arange(0, BI)[None, :]
-    start = tl.program_id(0) * cols * inner + lane
-    {body}"""
-_PIECES = """for i in range(0, cols, BR):
-        offs = i + tl.arange(0, BR)[:, None]
-        mask = (offs < cols) & (lane < inner)
-        idx = start + offs * inner"""
-_MATMUL = """def {name}({names}):
-    {contiguous}
-    k, n = {b}.shape[-2:]
-    dst = {a}.new_empty(*{a}.shape[:-1], n)
-    {b} = {b}.mT.contiguous().mT.reshape(-1, k, n)
-    {a} = {a}.contiguous().reshape(len({b}), -1, k)
-    m = {a}.shape[1]
-    grid = (triton.cdiv(n, 64), triton.cdiv(m, 128), len({b}))
-    {name}_kernel[grid]({names}, dst, m, n, k, *{a}.stride(), *{b}.stride(){sizes}, BM=128, BN=64, BK=32)
-    return dst
-
-@triton.jit
-def {name}_kernel({pointers}, dst_ptr, m, n, k, as_, am, ak, bs, bk, bn{parameters}, BM: tl.constexpr, BN: tl.constexpr,
-                  BK: tl.constexpr):
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)
-    cols = tl.program_id(0) * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, k, BK):
-        i = start + tl.arange(0, BK)
-        a_index = tl.program_id(2) * as_ + rows[:, None] * am + i[None, :] * ak
-        b_index = tl.program_id(2) * bs + i[:, None] * bk + cols[None, :] * bn
-        a = tl.load({a}_ptr + a_index, mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)
-        b = tl.load({b}_ptr + b_index, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    idx = (tl.program_id(2) * m + rows[:, None]) * n + cols[None, :]
-    mask = (rows[:, None] < m) & (cols[None, :] < n)
-    {body}"""
-_TEMPLATES = {"fused": _ELEMENTS, "partial_sums": _ELEMENTS, "row": ROW, "sweep": _SWEEP, "matmul": _MATMUL}
+TEMPLATES = table("kernels.toml")
 
 
 class Unsupported(Exception):
@@ -416,7 +355,8 @@ class Kernel:
             fields |= {field: self.operands[f"factor {field}"].name for field in "ab"}
         elif self.dims:
             fields |= self.row_fields(main)
-        text = _TEMPLATES[self.kind].format(body="\n    ".join(self.body()), **fields)
+        template = TEMPLATES["elements" if self.kind in ("fused", "partial_sums") else self.kind]
+        text = template.format(body="\n    ".join(self.body()), **fields)
         return re.sub(r"\n +(?=\n    )", "", text)
 
     def row_fields(self, main) -> dict:
@@ -447,4 +387,4 @@ def _loop(elements, last) -> str:
         if line.target in wanted:
             wanted = wanted - {line.target} | set(re.findall(_WORD, line.text))
             kept[:0] = [*line.comment, str(line)]
-    return "\n        ".join([_PIECES, *kept])
+    return "\n        ".join([TEMPLATES["pieces"], *kept])

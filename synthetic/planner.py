@@ -14,7 +14,7 @@ from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
-from synthetic.kernels import Kernel, Unsupported
+from synthetic.kernels import TEMPLATES, Kernel, Unsupported
 from synthetic.program import Program, Step, Value
 
 # name, description, scope and tags are as a skill's; motivation and idea are lists of wordings, so that a policy must
@@ -26,14 +26,6 @@ ALL = frozenset(TECHNIQUES)
 LONGEST_ROW = 16384  # elements that one program holds
 FEWEST_PROGRAMS = 32  # fewer do not keep a GPU busy
 
-# In training mode a batch norm also updates its running statistics.
-_UPDATE_RUNNING = """def update_running(norm, x, mu, var):
-    n = x.numel() // mu.numel()
-    norm.running_mean.lerp_(mu.flatten(), norm.momentum)
-    norm.running_var.lerp_(var.flatten() * (n / (n - 1)), norm.momentum)
-    norm.num_batches_tracked.add_(1)"""
-IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
-            "import triton.language as tl\n")
 # used: names of techniques; shown: technique -> lines of the code that show it.
 Solution = namedtuple("Solution", "code used shown")
 
@@ -49,7 +41,7 @@ def solution(program, techniques) -> Solution | None:
         planner = Planner(program, set(techniques) | more, single=attempt > 0)
         if planner.texts:
             model = "\n".join(model_text(program, planner.forward))
-            code = "\n\n".join([f"{IMPORTS}\n{model}", *planner.texts]) + "\n"
+            code = "\n\n".join([f"{TEMPLATES['imports']}\n{model}", *planner.texts]) + "\n"
             return Solution(code, frozenset(planner.shown), planner.shown)
     return None
 
@@ -232,8 +224,8 @@ class Planner:
             del self.forward[-2:]
             return None
         self.shown[step.operator.technique] = [line]
-        if _UPDATE_RUNNING not in self.texts:
-            self.texts.append(_UPDATE_RUNNING)
+        if TEMPLATES["update_running"] not in self.texts:
+            self.texts.append(TEMPLATES["update_running"])
         return j
 
     def matmul(self, i):
@@ -269,7 +261,9 @@ class Planner:
             return None
         if self.steps[j].name == "batch_norm":  # its running mean includes the bias
             return None
-        self.forward.append(without_bias(step))
+        call = step.operator.lines[0].format(rank=len(step.result.shape) - 2, x=step.source.text, **step.attributes)
+        line = f"{step.result.text} = {call}"
+        self.forward.append(line)
         if self.steps[j].name != "instance_norm":
             raw = replace(step.result, number=-3 - i)
             self.steps[i] = Step("bias", "{x} + {y}", {"x": raw, "y": step.operands["bias"]}, {}, step.result)
@@ -278,18 +272,5 @@ class Planner:
         if j is None:
             self.forward.pop()
         else:
-            self.shown[step.operator.technique] = [without_bias(step)]
+            self.shown[step.operator.technique] = [line]
         return j
-
-
-def without_bias(step) -> str:
-    """The line of a convolution as a function's call without bias."""
-    layer = step.attributes["layer"]
-    function = "conv"
-    options = "stride padding dilation groups"
-    if step.name == "conv_transpose":
-        function = "conv_transpose"
-        options = "stride padding output_padding groups dilation"
-    passed = ", ".join(f"{layer}.{option}" for option in options.split())
-    rank = len(step.result.shape) - 2
-    return f"{step.result.text} = F.{function}{rank}d({step.source.text}, {layer}.weight, None, {passed})"

@@ -13,14 +13,43 @@ import ast
 import functools
 import random
 import re
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from synthetic.operators import OPERATORS, Operator
 
-WORDS = Path(__file__).with_name("words.txt").read_text().split()
-SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig "
-             "lam fac val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
+@dataclass(frozen=True)
+class Operator:
+    """What an operator is called in problems, and what a kernel does for it: a row of operators.toml.
+
+    kind: pointwise; row (over neighbouring dimensions); group (a norm over groups of channels); batch (a norm over all
+    dimensions but the channels); all (a reduction to one number); matmul; convolution; or torch: no kernel of ours.
+    """
+
+    kind: str
+    spellings: list = field(default_factory=list)
+    lines: list = field(default_factory=list)
+    layer: str = ""
+    reads: dict = field(default_factory=dict)
+    technique: str = ""
+    numbers: dict = field(default_factory=dict)
+    common: bool = False
+    counted: list = field(default_factory=list)
+
+
+def table(name) -> dict:
+    """A TOML file of this folder."""
+    return tomllib.loads(Path(__file__).with_name(name).read_text())
+
+
+OPERATORS = {}
+for _kind, _rows in table("operators.toml").items():
+    OPERATORS |= {name: Operator(_kind, **row) for name, row in _rows.items()}
+EXPRESSIONS = table("expressions.toml")
+WORDS = table("words.toml")
+PROSE = WORDS["prose"].split()
+SYLLABLES = WORDS["syllables"].split()
+RESERVED = set(WORDS["reserved"].split())
 
 
 class Dice:
@@ -49,7 +78,7 @@ class Value:
 class Step:
     """One operator of a program. str(step) is its line of torch code."""
 
-    name: str  # its row of operators.OPERATORS
+    name: str  # its row of OPERATORS
     spelling: str  # an expression with the fields of operands and attributes
     operands: dict  # field -> Value; those of the spelling come first, in its order
     attributes: dict  # field -> text; "layer" is the model's attribute, "dims" the first and last dimension of a row
@@ -106,10 +135,6 @@ class Program:
 # ----------------------------------------------------------------------------------------------------------------------
 # Its text
 
-_NOISE = ("`True`.", "1D", "2D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)", "GELU,", "Conv2d,", "x,",
-          "A", "GEMM", "-", "Defaults to 1.", "Defaults to None", "[0, 1]")  # what stands in real docstrings
-
-
 class Style(Dice):
     """How one user writes, drawn from the program's seed."""
 
@@ -124,8 +149,8 @@ class Style(Dice):
     def word(self) -> str:
         kind = self.r.random()
         if not self.clutter or kind < 0.6:
-            return self.pick(*WORDS)
-        return "".join(self.r.choices(SYLLABLES, k=self.r.randint(1, 4))) if kind < 0.8 else self.pick(*_NOISE)
+            return self.pick(*PROSE)
+        return "".join(self.r.choices(SYLLABLES, k=self.r.randint(1, 4))) if kind < 0.8 else self.pick(*WORDS["noise"])
 
     def words(self, low, high) -> str:
         """`low` to `high` words, with clutter sometimes up to twice as many."""

@@ -17,9 +17,8 @@ import random
 from dataclasses import dataclass, replace
 
 from skills import Skill
-from synthetic.operators import OPERATORS
 from synthetic.planner import Solution, solution
-from synthetic.program import Program, Step, Value
+from synthetic.program import OPERATORS, Program, Step, Value
 from tasks import Task
 
 # Operators of the table: those that our kernels leave to PyTorch, functions of single elements, reductions of a row.

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from command.progress import in_words
 from synthetic import redundant
 from synthetic.families import draw, task_of
-from synthetic.operators import OPERATORS
+from synthetic.program import OPERATORS
 from tasks import GPU_BATCH_FACTOR, PROBLEMS, Task, TaskError, construct, elements, listed_tasks, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem

@@ -14,9 +14,9 @@ from summarizer import lazy_advice
 from synthetic import families
 from synthetic.draft import Draft, plain_input
 from synthetic.families import FAMILIES, draw, task_of
-from synthetic.operators import EXPRESSIONS, OPERATORS, SCANS, Operator
+from synthetic.kernels import SCANS
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
-from synthetic.program import Value, problem_text
+from synthetic.program import EXPRESSIONS, OPERATORS, Operator, Value, problem_text
 from synthetic.training import evaluation_fingerprints, family_tasks, fingerprint, operators, unfit
 
 

@@ -15,7 +15,7 @@
              '- kernels - planner - redundant -'
 
 Their tables are data: operators.toml (how problems spell an operator, how kernels compute it), expressions.toml (of
-several operators), words.toml (the vocabulary of problems), kernels.toml (templates), techniques.json (their texts).
+several operators), words.toml (the vocabulary of problems), kernels.toml (templates), techniques.toml (their texts).
 
 A program is drawn once and printed twice, as a problem and as a solution. Neither text is ever read back, and every
 name in a solution stands in its problem: a model cannot learn to guess one.

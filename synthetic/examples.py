@@ -31,7 +31,7 @@ from selector import recall, selection_messages
 from skills import Skill, SkillLibrary
 from summarizer import summary_messages
 from synthetic.families import draw, task_of
-from synthetic.planner import ALL, TECHNIQUES, applicable, solution
+from synthetic.planner import ALL, TECHNIQUES, applicable, solution, write_skill
 from synthetic.redundant import TAUGHT, pair_skill
 from synthetic.training import evaluation_fingerprints, unfit
 from tasks import GPU_BATCH_FACTOR, scale_batch
@@ -60,14 +60,6 @@ class Example:
     kernel: str = ""  # normalised source of the last kernel, for the diversity filter
     skills: tuple = ()  # names of the skills that are the answer (selection, summary)
     unlearnt: int = 0  # leading assistant messages without loss: a broken first attempt is only context
-
-
-def write_skill(name, rng, shown) -> Skill:
-    """A technique as a skill record, in one of several wordings. shown: lines of code for its example."""
-    t = TECHNIQUES[name]
-    example = "\n".join(shown)
-    content = f"Motivation: {rng.choice(t.motivation)}\nKey Idea: {rng.choice(t.idea)}\nExample:\n{example}"
-    return Skill(t.name, t.description, t.scope, tuple(t.tags), content, None)
 
 
 def policy_reply(answer, left_out=()) -> str:
@@ -153,7 +145,7 @@ class Writer:
                     self.shown[name].append(lines)
 
     def skill(self, name, rng) -> Skill:
-        return write_skill(name, rng, rng.choice(self.shown[name]))
+        return write_skill(TECHNIQUES[name], rng, rng.choice(self.shown[name]))
 
     def seed_library(self, rng) -> SkillLibrary:
         """The library that a run begins with, with examples of the expert's."""
@@ -263,7 +255,7 @@ class Writer:
         written = []
         for name in lessons:
             lines = answers[best].shown.get(name) or rng.choice(self.shown[name])
-            written.append(write_skill(name, rng, lines))
+            written.append(write_skill(TECHNIQUES[name], rng, lines))
         shown = [(answers[i].code, verdicts[i].speedup) for i in (0, best)]
         return summary_example(task, skills, shown, f"The best answer adds {' and '.join(lessons)}.", written)
 

@@ -21,10 +21,8 @@ from synthetic.program import OPERATORS, RESERVED, Value, fields_of, table
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 _ATOM = 9  # the precedence of a name, a number or a call
-_KEYWORDS = ("min", "max", "min_val", "max_val", "negative_slope", "alpha", "lambd")  # of functions, in their order
 _WORD = r"[A-Za-z_]\w*"
-# Other names of functions; functions that do what an operator of Python does; arguments that a spelling may leave out.
-ALIASES = {"hardtanh": "clamp", "negative": "neg"}
+# Functions that do what an operator of Python does; arguments that a spelling may leave out.
 ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "pow": ast.Pow}
 DEFAULTS = {"leaky_relu": ("0.01",), "elu": ("1.0",)}
 
@@ -107,8 +105,6 @@ class Kernel:
         if operand.tensor:
             shape = (1,) * (len(self.shape) - len(value.shape)) + tuple(value.shape)
             operand.full = shape == self.shape
-            if operand.full and len(value.shape) < len(shape):
-                raise Unsupported  # the result would have too few dimensions
             operand.load = self.load(name, shape)
         return name
 
@@ -191,7 +187,7 @@ class Kernel:
 
     def call(self, node, values) -> tuple[str, int]:
         """torch.f(x, ...), F.f(x, ...) or x.f(...)"""
-        name = ALIASES.get(node.func.attr, node.func.attr)
+        name = node.func.attr
         arguments = list(node.args)
         if ast.unparse(node.func.value) not in ("torch", "F"):
             arguments.insert(0, node.func.value)
@@ -200,13 +196,12 @@ class Kernel:
             return "0.0", _ATOM
         if name in ARITHMETIC:
             return self.expression(ast.BinOp(arguments[0], ARITHMETIC[name](), arguments[1]), values)
-        arguments += [keywords[key] for key in _KEYWORDS if key in keywords]
+        if keywords.pop("approximate", None):
+            name += "_tanh"
+        arguments += keywords.values()
         if name == "clamp" and len(arguments) == 2:
             name = "clamp_max" if "max" in keywords else "clamp_min"
-        name += "_tanh" * ("approximate" in keywords)
         further = [self.wrapped(argument, values, _ATOM) for argument in arguments[1:]] or DEFAULTS.get(name, ())
-        if name not in OPERATORS or OPERATORS[name].kind != "pointwise":
-            raise Unsupported
         return self.formula(OPERATORS[name].lines, self.repeatable(arguments[0], values), further)
 
     def formula(self, lines, x, further) -> tuple[str, int]:
@@ -340,8 +335,6 @@ class Kernel:
         """Source of the launching function `name` and of its kernel."""
         operands = self.operands.values()
         full = [operand.name for operand in operands if operand.full]
-        if not full and self.kind != "matmul":
-            raise Unsupported
         main = [*full, "dst"][0]  # a product may have no operand of its result's shape
         fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "dst",
                   "names": ", ".join(operand.name for operand in operands),

@@ -22,8 +22,8 @@ from chat.template import Chat
 from judge.verdict import KernelTime, Verdict
 from skills import Skill
 from synthetic.examples import (Example, in_processes, policy_example, policy_reply, sandbox_if, selection_example,
-                                spoil, summary_example, write_skill)
-from synthetic.planner import ALL, TECHNIQUES, Solution
+                                spoil, summary_example)
+from synthetic.planner import ALL, TECHNIQUES, Solution, write_skill
 from synthetic.redundant import HELD_OUT, NAME, NAMES, TAUGHT, TORCH, answer, draw, pair_skill, problem_text
 from tasks import Task
 
@@ -89,7 +89,7 @@ class Lesson:
             techniques_offered = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
             skills = skills[:most - len(techniques_offered)]
             for name in techniques_offered:
-                skills.append(write_skill(name, rng, []))
+                skills.append(write_skill(TECHNIQUES[name], rng, [""]))
         rng.shuffle(skills)
         names = {skill.name for skill in skills}
         return skills, [pair for pair in dict.fromkeys(pairs) if NAME.format(*pair) in names]

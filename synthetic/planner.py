@@ -3,25 +3,21 @@
     found = solution(program, techniques)     .code, .used: the techniques that show up in it, .shown
     applicable(program)                       the techniques that can show up
 
-Each technique is also a skill (its texts are in techniques.json). The planner knows techniques, not when they pay:
+Each technique is also a skill (its texts are in techniques.toml). The planner knows techniques, not when they pay:
 which of them are worth it, and where, is what reinforcement learning has to find out.
 """
 
-import json
 import math
 import re
 from collections import namedtuple
 from dataclasses import replace
-from pathlib import Path
 
+from skills import Skill
 from synthetic.kernels import TEMPLATES, Kernel, Unsupported
-from synthetic.program import Program, Step, Value
+from synthetic.program import Program, Step, Value, table
 
-# name, description, scope and tags are as a skill's; motivation and idea are lists of wordings, so that a policy must
-# read a skill rather than recognise one fixed text.
 Technique = namedtuple("Technique", "name description scope tags motivation idea")
-_TEXTS = json.loads(Path(__file__).with_name("techniques.json").read_text())
-TECHNIQUES = {entry["name"]: Technique(**entry) for entry in _TEXTS}
+TECHNIQUES = {name: Technique(name, **row) for name, row in table("techniques.toml").items()}
 ALL = frozenset(TECHNIQUES)
 LONGEST_ROW = 16384  # elements that one program holds
 FEWEST_PROGRAMS = 32  # fewer do not keep a GPU busy
@@ -50,6 +46,14 @@ def applicable(program) -> frozenset[str]:
     """The techniques that show up in the fullest solution."""
     full = solution(program, ALL)
     return full.used if full else frozenset()
+
+
+def write_skill(technique, rng, lines) -> Skill:
+    """A technique as a skill, in one of several wordings. lines: of code, for its example."""
+    motivation = rng.choice(technique.motivation)
+    idea = rng.choice(technique.idea)
+    content = "\n".join([f"Motivation: {motivation}", f"Key Idea: {idea}", "Example:", *lines])
+    return Skill(technique.name, technique.description, technique.scope, tuple(technique.tags), content)
 
 
 def model_text(program, forward) -> list[str]:
@@ -220,9 +224,6 @@ class Planner:
         self.steps[i] = replace(step, operands=step.operands | statistics)
         self.forward += [line, f"update_running({step.attributes['layer']}, {x}, mu, var)"]
         j = self.take_with_followers("fused", i)
-        if j is None:
-            del self.forward[-2:]
-            return None
         self.shown[step.operator.technique] = [line]
         if TEMPLATES["update_running"] not in self.texts:
             self.texts.append(TEMPLATES["update_running"])
@@ -237,10 +238,7 @@ class Planner:
             weight = step.operands["weight"]
             factors = {"a": step.source, "b": Value(f"{weight.text}.t()", weight.shape[::-1], weight.number)}
             step = self.steps[i] = replace(step, operands=step.operands | factors)
-        a = step.operands["a"].shape
-        b = step.operands["b"].shape
-        if len(b) == 2 or a[:-2] == b[:-2]:
-            return self.take_with_followers("matmul", i)
+        return self.take_with_followers("matmul", i)
 
     def torch(self, i):
         """A step that stays a torch call."""

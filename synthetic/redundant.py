@@ -15,9 +15,10 @@ HELD_OUT pairs are in no example of the cold start: a run that knows one of them
 import itertools
 import random
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from skills import Skill
-from synthetic.planner import Solution, solution
+from synthetic.planner import Solution, Technique, solution, write_skill
 from synthetic.program import OPERATORS, Program, Step, Value
 from tasks import Task
 
@@ -38,16 +39,14 @@ TAUGHT = [pair for pair in itertools.product([*TORCH, *ELEMENTWISE], NAMES)
 NAME = "leave-out-{0}-before-{1}"
 
 
-@dataclass(frozen=True)
-class Call:
-    """One operator of a chain: its name, its spelling in the table, the dimension that it is about."""
+class Call(NamedTuple):
+    """One operator of a chain: its name, and its torch code in which {x} is the operand."""
 
     name: str
     spelling: str
-    dim: str
 
     def line(self, x) -> str:
-        return f"{x} = {self.spelling.format(x=x, d=self.dim, keep='')}"
+        return f"{x} = {self.spelling.format(x=x)}"
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Chain:
 def draw_call(name, rng) -> Call:
     """One call, in a spelling that says the operator's name."""
     spellings = [text for text in OPERATORS[name].spellings if f".{name}(" in text]
-    return Call(name, rng.choice(spellings), rng.choice(["-1", "1"]))
+    return Call(name, rng.choice(spellings).format(x="{x}", d=rng.choice(["-1", "1"]), keep=""))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -147,8 +146,7 @@ def answer(chain) -> Solution:
     for number, call in enumerate(chain.calls, start=1):
         if call.name in REDUCTIONS:
             shape = shape[:1]
-        attributes = {"d": call.dim, "keep": "", "dims": (1, 1)}
-        steps.append(Step(call.name, call.spelling, {"x": value}, attributes, Value(x, shape, number)))
+        steps.append(Step(call.name, call.spelling, {"x": value}, {"dims": (1, 1)}, Value(x, shape, number)))
         value = steps[-1].result
     return solution(program, {"one-program-per-row", "row-reduction", "fuse-neighbours-into-row"})
 
@@ -167,11 +165,11 @@ def pair_skill(pair, rng, lines=None) -> Skill:
     a, b = pair
     x = rng.choice(VARIABLES)
     lines = lines or [draw_call(name, rng).line(x) for name in pair]
-    motivation = rng.choice(MOTIVATION).format(a=a, b=b)
-    idea = rng.choice(IDEA).format(a=a, b=b)
-    content = f"Motivation: {motivation}\nKey Idea: {idea}\nExample:\n# {lines[0]}  is left out\n{lines[1]}"
-    return Skill(NAME.format(a, b), f"Leave out `{a}` directly before `{b}`.", "task_specific/rows", (a, b),
-                 content)
+    motivation = [text.format(a=a, b=b) for text in MOTIVATION]
+    idea = [text.format(a=a, b=b) for text in IDEA]
+    description = f"Leave out `{a}` directly before `{b}`."
+    known = Technique(NAME.format(a, b), description, "task_specific/rows", pair, motivation, idea)
+    return write_skill(known, rng, [f"# {lines[0]}  is left out", lines[1]])
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -142,8 +142,8 @@ TL = SimpleNamespace(  # the few functions of triton.language that formulas use,
 Y = torch.linspace(0.1, 0.9, 601, dtype=torch.float64)
 FURTHER = {  # arguments of the formulas that have more than one
     "leaky_relu": (0.2,), "elu": (0.7,), "celu": (0.7,), "softshrink": (0.7,), "hardshrink": (0.7,),
-    "clamp": (-0.5, 2.0), "clamp_min": (-0.5,), "clamp_max": (2.0,), "threshold": (0.5, -1.0), "lerp": (Y, 0.3),
-    "logaddexp": (Y,), "maximum": (Y,), "minimum": (Y,), "addcmul": (Y, Y), "where": (Y, 2.0),
+    "clamp": (-0.5, 2.0), "hardtanh": (-0.5, 2.0), "clamp_min": (-0.5,), "clamp_max": (2.0,), "threshold": (0.5, -1.0),
+    "lerp": (Y, 0.3), "logaddexp": (Y,), "maximum": (Y,), "minimum": (Y,), "addcmul": (Y, Y), "where": (Y, 2.0),
     "masked_fill": (Y > 0.5, -1.0)}
 EXPECTED = {  # what torch has by another name, or with other arguments
     "gelu_tanh": partial(F.gelu, approximate="tanh"), "addcmul": lambda v, a, b: v + a * b,

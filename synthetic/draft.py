@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from synthetic.program import (EXPRESSIONS, OPERATORS, PROSE, RESERVED, SYLLABLES, WORDS, Dice, Program, Step, Value,
                                fields_of)
 
-TEMPORARY = "t"  # the variable of steps inside an expression; no problem has another of this name
-
 
 class Draft(Dice):
     """A program while it is drawn: names, constants, constructor arguments, inputs, steps.
@@ -33,8 +31,8 @@ class Draft(Dice):
         self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}  # of its torch code
         self.count = 0  # the number of the last value
         self.clutter, self.plain = clutter, plain
-        self.used = {"torch", "nn", "F", "Model", "math", "self", TEMPORARY, *keyword.kwlist}
-        self.used.update(dir(nn.Module))
+        # "t" is the variable of steps inside an expression: no problem has another of this name.
+        self.used = {"torch", "nn", "F", "Model", "math", "self", "t", *keyword.kwlist, *dir(nn.Module)}
         usual = "x x x x x x x x A A inputs inp feats tokens signal scores logits"
         self.variable = self.pick(*usual.split()) if self.chance(0.7) else self.new_variable(usual)
         self.used |= {self.variable, "B"}
@@ -338,8 +336,7 @@ class Draft(Dice):
         readers = [other for other in self.program.steps if before.result in other.operands.values()]
         others = [value.text for value in step.operands.values() if value != before.result]
         once = step.spelling.count(f"{{{next(iter(step.operands))}}}") == 1 and step.source == before.result
-        return (readers == [step] and once and step.result.text not in others and before.name != "alias"
-                and not before.inline and step.name != "product")
+        return readers == [step] and once and step.result.text not in others and not before.inline
 
 
 # ---- Heads: what a problem begins with

@@ -85,8 +85,13 @@ def tool_example(kind, task, messages, tool, arguments, skills) -> Example:
     return Example(kind, [*messages, reply], tool, task.family, skills=tuple(skills))
 
 
-def selection_example(task, candidates, think, chosen) -> Example:
-    """Selection's choice among candidates. chosen: {name of a skill: why}."""
+def selection_example(task, candidates, applied, weighed, fitting, chosen) -> Example:
+    """Selection's choice among candidates. chosen: {name of a skill: why}.
+
+    applied: names of operators. weighed: what is considered, one after the other, and `fitting`, what of it fits.
+    """
+    answers = ", ".join(f"{name} {'yes' if name in fitting else 'no'}" for name in weighed)
+    think = f"The forward applies {', '.join(applied)}. {answers}."
     entries = [{"name": name, "reason": reason} for name, reason in chosen.items()]
     return tool_example("selection", task, selection_messages(task, candidates), SELECT_TOOL,
                         {"think": think, "selected_skills": entries}, chosen)
@@ -235,11 +240,13 @@ class Writer:
         if other and rng.random() < 0.2:
             fitting.append(rng.choice(other))
         # One candidate after the other: that nothing fits is likelier than any one set of those that may.
-        weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates if s.name in ALL)
+        weighed = [s.name for s in candidates if s.name in ALL]
+        fits = {s.name for s in fitting}
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        think = f"The forward applies {', '.join(program.operators[:6])}. {weighed}."
-        return selection_example(task, candidates, think, {s.name: f"It has work for {s.tags[0]}." for s in chosen})
+        names = ["arithmetic" if step.name == "formula" else step.name for step in program.steps]
+        reasons = {s.name: f"It has work for {s.tags[0]}." for s in chosen}
+        return selection_example(task, candidates, [*dict.fromkeys(names)][:6], weighed, fits, reasons)
 
     def summary(self, rng, task, skills, answers, verdicts) -> Example | None:
         """What the best answer does that the first does not, as skills; None if there is nothing to tell."""

@@ -112,8 +112,7 @@ class Kernel:
         """The expression that reads a tensor whose shape is self.shape, or 1 outside one block of dimensions."""
         rank = len(self.shape)
         block = [i for i, size in enumerate(shape) if size != 1]
-        if len(shape) > rank or any(shape[i] != self.shape[i] for i in block) or block[1:] and \
-                block[-1] - block[0] >= len(block):
+        if block and block[-1] - block[0] >= len(block):
             raise Unsupported
         masked = ", mask=mask" if self.kind in ("fused", "partial_sums") else ", mask=mask, other=0.0"
         if shape == self.shape:
@@ -137,8 +136,9 @@ class Kernel:
     def elements_below(self, dimensions) -> str:
         """The kernel's name for how many elements stand below the first so many dimensions."""
         text = "{main}[" + ", ".join("0" * dimensions) + "].numel()"
-        names = ["inner", "inner2", "inner3"][self.kind == "sweep":]  # a sweep has an `inner` of its own
-        name = next(n for n in names if self.sizes.get(n, text) == text)
+        name = "inner"
+        if self.kind == "sweep" or self.sizes.get(name, text) != text:  # a sweep has an `inner` of its own
+            name = "inner2"
         self.sizes[name] = text
         return name
 

@@ -32,7 +32,6 @@ OTHER_PAIR = 0.15  # how often Summary names another pair, so that its answers d
 BROKEN_FIRST = 0.15  # how often an executed trajectory begins with a broken kernel
 
 TAUGHT_SET = {*TAUGHT}
-YES_OR_NO = {True: "yes", False: "no"}
 
 
 def near_miss(chain, rng) -> tuple[str, str]:
@@ -81,15 +80,11 @@ class Lesson:
         fitting = []
         if pairs:
             fitting = rng.sample(pairs, min(len(pairs), rng.choice([0, 0, 1, 1, 2]), number))
-        others = set()
-        for _ in range(number - len(fitting)):
-            others.add(near_miss(self.chain, rng))
+        others = {near_miss(self.chain, rng) for _ in range(number - len(fitting))}
         skills = [pair_skill(pair, rng) for pair in [*fitting, *sorted(others.difference(fitting))]]
         if not self.brief and rng.random() < 0.5:  # the techniques that a run's library has, too
-            techniques_offered = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
-            skills = skills[:most - len(techniques_offered)]
-            for name in techniques_offered:
-                skills.append(write_skill(TECHNIQUES[name], rng, [""]))
+            names = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
+            skills = skills[:most - len(names)] + [write_skill(TECHNIQUES[name], rng, [""]) for name in names]
         rng.shuffle(skills)
         names = {skill.name for skill in skills}
         return skills, [pair for pair in dict.fromkeys(pairs) if NAME.format(*pair) in names]
@@ -126,9 +121,7 @@ class Lesson:
         """A drawn verdict on a correct kernel, in which all calls of PyTorch's take equally long."""
         rng = self.rng
         names = [name for name in chain.names if name in TORCH]
-        coverage = 1.0
-        if names:
-            coverage = rng.uniform(0.05, 0.3)
+        coverage = rng.uniform(0.05, 0.3) if names else 1.0
         profile = [KernelTime(name, (1 - coverage) / len(names), False) for name in names]
         profile = sorted([*profile, KernelTime("row_kernel", coverage, True)], key=lambda entry: -entry.share)
         speedup = rng.uniform(0.9, 2.0)
@@ -144,16 +137,12 @@ class Lesson:
             fitting = [pair for pair in fitting if rng.random() < 0.9]
         offered = [s.name for s in candidates if s.name in TECHNIQUES]
         used = answer(self.chain).used
-        weighed = []
-        for name in offered:
-            weighed.append(f"{name} {YES_OR_NO[name in used]}")
-        for a, b in dict.fromkeys(self.chain.pairs()):
-            weighed.append(f"{a} before {b} {YES_OR_NO[(a, b) in fitting]}")
+        weighed = offered + [f"{a} before {b}" for a, b in dict.fromkeys(self.chain.pairs())]
+        fits = {*used, *(f"{a} before {b}" for a, b in fitting)}
         chosen = {NAME.format(a, b): f"`{a}` stands directly before `{b}`." for a, b in fitting}
         chosen |= {name: "It has work here." for name in offered if name in used}
         chosen = dict([*chosen.items()][:MOST_SKILLS])
-        think = f"The forward applies {', '.join(self.chain.names)}. {', '.join(weighed)}."
-        return selection_example(self.task, candidates, think, chosen)
+        return selection_example(self.task, candidates, self.chain.names, weighed, fits, chosen)
 
     def summary(self) -> Example | None:
         """The pair by which the best kernel differs from the first, as a skill; None if the chain has none."""

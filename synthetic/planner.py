@@ -32,9 +32,8 @@ def solution(program, techniques) -> Solution | None:
     A solution needs at least one kernel. If the techniques allow none, one pointwise step gets a kernel of its own; if
     there is no such step, the first technique that allows a kernel is added.
     """
-    added = [set(), set(), *({name} for name in TECHNIQUES), {"one-program-per-row", "fuse-neighbours-into-row"}]
-    for attempt, more in enumerate(added):
-        planner = Planner(program, set(techniques) | more, single=attempt > 0)
+    for attempt, more in enumerate([[], [], *([name] for name in TECHNIQUES)]):
+        planner = Planner(program, {*techniques, *more}, single=attempt > 0)
         if planner.texts:
             model = "\n".join(model_text(program, planner.forward))
             code = "\n\n".join([f"{TEMPLATES['imports']}\n{model}", *planner.texts]) + "\n"
@@ -187,8 +186,6 @@ class Planner:
         group = self.steps[k].operator.kind == "group"
         cols = math.prod(shape[dims[0]:dims[1] + 1])
         rows = math.prod(shape) // cols
-        if any(step.result.shape != shape for step in self.steps[i:k]) or cols < 2:
-            return None
 
         def joins(step):
             if self.allowed(step, "row"):
@@ -225,8 +222,7 @@ class Planner:
         self.forward += [line, f"update_running({step.attributes['layer']}, {x}, mu, var)"]
         j = self.take_with_followers("fused", i)
         self.shown[step.operator.technique] = [line]
-        if TEMPLATES["update_running"] not in self.texts:
-            self.texts.append(TEMPLATES["update_running"])
+        self.texts.append(TEMPLATES["update_running"])
         return j
 
     def matmul(self, i):

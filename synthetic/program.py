@@ -125,15 +125,10 @@ class Program:
     returned: bool = False  # whether problems return the last step's expression, without a name for it
     signature: str = ""  # of the constructor; "" if there is none
 
-    @property
-    def operators(self) -> list[str]:
-        """Names of the operators in the order of the forward pass, each once."""
-        names = ["arithmetic" if step.name == "formula" else step.name for step in self.steps]
-        return list(dict.fromkeys(names))
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Its text
+
 
 class Style(Dice):
     """How one user writes, drawn from the program's seed."""
@@ -207,10 +202,8 @@ class Style(Dice):
             out += self.docstring("        ", fields) if self.clutter and self.chance(0.3) else []
             out.append("        " + self.pick("super().__init__()", "super(Model, self).__init__()"))
             out += [f"        {line}" + self.comment(0.05) for line in program.init] + [self.hollow]
-        arguments = ["self"]
-        for value, _ in program.inputs:
-            arguments.append(value.text + ": torch.Tensor" * program.annotated)
-        out.append(f"    def forward({', '.join(arguments)}){' -> torch.Tensor' * program.annotated}:")
+        arguments = [value.text + ": torch.Tensor" * program.annotated for value, _ in program.inputs]
+        out.append(f"    def forward(self, {', '.join(arguments)}){' -> torch.Tensor' * program.annotated}:")
         out += self.docstring("        ", [(value.text, "torch.Tensor") for value, _ in program.inputs])
         return out + [f"        {line}" for line in self.body()]
 

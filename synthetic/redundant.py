@@ -128,8 +128,7 @@ def problem_text(chain, rng, brief=False) -> str:
              f"    def forward(self, {x}):\n        {lines}\n        return {x}\n")
     if brief:
         return model
-    sizes = [rng.choice([*group.items()]) for group in SIZES]
-    (rows, of_rows), (cols, of_cols) = sizes
+    (rows, of_rows), (cols, of_cols) = [rng.choice([*group.items()]) for group in SIZES]
     source = rng.choice(["torch.randn", "torch.rand", "torch.randn"])
     return (f"import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n{model}\n\n"
             f"{rows} = {rng.choice(of_rows)}\n{cols} = {rng.choice(of_cols)}\n\n\ndef get_inputs():\n"

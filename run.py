@@ -65,7 +65,6 @@ from sandbox import Sandbox
 from selector import selection_metrics
 from skills import MODEL_FILE, SkillLibrary
 from summarizer import summary_metrics
-from synthetic import redundant  # noqa: F401 (it enters "synth" in training.SYNTHESISED)
 from synthetic.training import task_stream
 
 

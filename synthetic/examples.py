@@ -31,7 +31,7 @@ from selector import recall, selection_messages
 from skills import Skill, SkillLibrary
 from summarizer import summary_messages
 from synthetic.families import draw, task_of
-from synthetic.planner import ALL, TECHNIQUES, applicable, solution
+from synthetic.planner import ALL, TECHNIQUES, applicable, solution, write_skill
 from synthetic.redundant import TAUGHT, pair_skill
 from synthetic.training import evaluation_fingerprints, unfit
 from tasks import GPU_BATCH_FACTOR, scale_batch
@@ -62,36 +62,47 @@ class Example:
     unlearnt: int = 0  # leading assistant messages without loss: a broken first attempt is only context
 
 
-def write_skill(name, rng, shown) -> Skill:
-    """A technique as a skill record, in one of several wordings. shown: lines of code for its example."""
-    t = TECHNIQUES[name]
-    example = "\n".join(shown)
-    content = f"Motivation: {rng.choice(t.motivation)}\nKey Idea: {rng.choice(t.idea)}\nExample:\n{example}"
-    return Skill(t.name, t.description, t.scope, tuple(t.tags), content, None)
-
-
 def policy_reply(answer, left_out=()) -> str:
     """What a solution leaves out (names of skills), its techniques and its code."""
     named = [*left_out, *(name for name in TECHNIQUES if name in answer.used)] or ["a kernel for one operator"]
     return f"Plan: {', '.join(named)}.\n\n```python\n{answer.code}```"
 
 
-def tool_reply(name, arguments) -> dict:
-    call = json.dumps({"name": name, "arguments": arguments})
-    return {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}
+def policy_example(task, skills, replies, verdicts=(), unlearnt=0) -> Example:
+    """Turns with these replies, of which the last is learnt. verdicts: on the replies before it."""
+    messages = policy_messages(task, skills)
+    for reply, verdict in zip(replies[:-1], verdicts):
+        messages = next_messages(messages, reply, verdict)
+    messages.append({"role": "assistant", "content": replies[-1]})
+    return Example("policy" + "+skills" * bool(skills), messages, None, task.family, normalized(replies[-1]),
+                   unlearnt=unlearnt)
 
 
-def selection_reply(think, chosen) -> dict:
-    """Selection's call of its tool. chosen: (name of a skill, why)."""
-    entries = [{"name": name, "reason": reason} for name, reason in chosen]
-    return tool_reply("select_skills", {"think": think, "selected_skills": entries})
+def tool_example(kind, task, messages, tool, arguments, skills) -> Example:
+    """A call of a role's tool."""
+    call = json.dumps({"name": tool["function"]["name"], "arguments": arguments})
+    reply = {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}
+    return Example(kind, [*messages, reply], tool, task.family, skills=tuple(skills))
 
 
-def summary_reply(think, skills) -> dict:
-    """Summary's call of its tool, with new skills."""
+def selection_example(task, candidates, applied, weighed, fitting, chosen) -> Example:
+    """Selection's choice among candidates. chosen: {name of a skill: why}.
+
+    applied: names of operators. weighed: what is considered, one after the other, and `fitting`, what of it fits.
+    """
+    answers = ", ".join(f"{name} {'yes' if name in fitting else 'no'}" for name in weighed)
+    think = f"The forward applies {', '.join(applied)}. {answers}."
+    entries = [{"name": name, "reason": reason} for name, reason in chosen.items()]
+    return tool_example("selection", task, selection_messages(task, candidates), SELECT_TOOL,
+                        {"think": think, "selected_skills": entries}, chosen)
+
+
+def summary_example(task, skills, shown, think, written) -> Example:
+    """Summary's new skills, after two kernels. shown: (code, speedup) of each."""
     entries = [{"name": s.name, "description": s.description, "scope": s.scope, "tags": list(s.tags),
-                "content": s.content} for s in skills]
-    return tool_reply("update_skill_library", {"think": think, "new_skills": entries})
+                "content": s.content} for s in written]
+    return tool_example("summary" + "+skills" * bool(skills), task, summary_messages(task, skills, *shown), UPDATE_TOOL,
+                        {"think": think, "new_skills": entries}, [s.name for s in written])
 
 
 # The ways in which models break kernels: a pattern, and what stands where it is found.
@@ -139,18 +150,11 @@ class Writer:
                     self.shown[name].append(lines)
 
     def skill(self, name, rng) -> Skill:
-        return write_skill(name, rng, rng.choice(self.shown[name]))
+        return write_skill(TECHNIQUES[name], rng, rng.choice(self.shown[name]))
 
     def seed_library(self, rng) -> SkillLibrary:
         """The library that a run begins with, with examples of the expert's."""
         return SkillLibrary([self.skill(name, rng) for name in SEED_LIBRARY])
-
-    def problem(self, seed):
-        """(Task, Program) for a seed, or None when it is unfit or has no solution."""
-        program = draw(seed, clutter=seed % 3 > 0)
-        task = task_of(program)
-        if unfit(task, self.evaluation) is None and solution(program, ALL):
-            return task, program
 
     def injected(self, rng, fitting) -> list[Skill]:
         """1 to 3 skills for the prompt: mostly ones that fit; in a third of the prompts none, so that what a skill says
@@ -186,17 +190,11 @@ class Writer:
 
     # ---- the five kinds
 
-    def policy(self, task, messages, skills, answer, unlearnt=0) -> Example:
-        """The conversation so far and the answer that is learnt."""
-        kind = "policy" + "+skills" * bool(skills)
-        messages = messages + [{"role": "assistant", "content": policy_reply(answer)}]
-        return Example(kind, messages, None, task.family, normalized(answer.code), unlearnt=unlearnt)
-
     def single(self, rng, task, program) -> Example:
         """One turn without or with skills. No execution: the expert's kernels are correct."""
         skills = self.injected(rng, applicable(program)) if rng.random() < 0.55 else []
         answer, _ = self.answer(rng, program, {s.name for s in skills})
-        return self.policy(task, policy_messages(task, skills), skills, answer)
+        return policy_example(task, skills, [policy_reply(answer)])
 
     def executed(self, rng, task, program) -> list[Example]:
         """A trajectory of several turns with real feedback, and what Summary makes of it."""
@@ -225,10 +223,8 @@ class Writer:
             return []
         if rng.random() < 0.5:  # the clock's name is a word that the policy should not depend on
             verdicts = [replace(verdict, clock="measured") for verdict in verdicts]
-        messages = policy_messages(task, skills)
-        for answer, verdict in zip(answers[:turns - 1], verdicts):
-            messages = next_messages(messages, policy_reply(answer), verdict)
-        trajectory = self.policy(task, messages, skills, answers[turns - 1], unlearnt=int(broken))
+        replies = list(map(policy_reply, answers[:turns]))
+        trajectory = policy_example(task, skills, replies, verdicts, unlearnt=int(broken))
         summary = self.summary(rng, task, skills, answers, verdicts)
         return [trajectory] + [summary] * (summary is not None)
 
@@ -244,13 +240,13 @@ class Writer:
         if other and rng.random() < 0.2:
             fitting.append(rng.choice(other))
         # One candidate after the other: that nothing fits is likelier than any one set of those that may.
-        weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates if s.name in ALL)
+        weighed = [s.name for s in candidates if s.name in ALL]
+        fits = {s.name for s in fitting}
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        think = f"The forward applies {', '.join(program.operators[:6])}. {weighed}."
-        reply = selection_reply(think, [(s.name, f"It has work for {s.tags[0]}.") for s in chosen])
-        return Example("selection", selection_messages(task, candidates) + [reply], SELECT_TOOL, task.family,
-                       skills=tuple(s.name for s in chosen))
+        names = ["arithmetic" if step.name == "formula" else step.name for step in program.steps]
+        reasons = {s.name: f"It has work for {s.tags[0]}." for s in chosen}
+        return selection_example(task, candidates, [*dict.fromkeys(names)][:6], weighed, fits, reasons)
 
     def summary(self, rng, task, skills, answers, verdicts) -> Example | None:
         """What the best answer does that the first does not, as skills; None if there is nothing to tell."""
@@ -266,19 +262,16 @@ class Writer:
         written = []
         for name in lessons:
             lines = answers[best].shown.get(name) or rng.choice(self.shown[name])
-            written.append(write_skill(name, rng, lines))
-        names = tuple(s.name for s in written)
-        reply = summary_reply(f"The best answer adds {' and '.join(names)}.", written)
+            written.append(write_skill(TECHNIQUES[name], rng, lines))
         shown = [(answers[i].code, verdicts[i].speedup) for i in (0, best)]
-        return Example("summary" + "+skills" * bool(skills), summary_messages(task, skills, *shown) + [reply],
-                       UPDATE_TOOL, task.family, skills=names)
+        return summary_example(task, skills, shown, f"The best answer adds {' and '.join(lessons)}.", written)
 
     def write(self, seed) -> list[Example]:
         """All examples made from one seed; none when its problem is unfit. With a sandbox, executed trajectories."""
-        problem = self.problem(seed)
-        if problem is None:
+        program = draw(seed, clutter=seed % 3 > 0)
+        task = task_of(program)
+        if unfit(task, self.evaluation) is not None or not solution(program, ALL):
             return []
-        task, program = problem
         rng = random.Random(f"examples {seed}")
         if self.sandbox:
             return self.executed(rng, task, program)

@@ -1,24 +1,180 @@
-"""Families of problems, and endless streams of those that are fit to train on.
+"""Families of problems: the kinds of steps that they are made of, and draw(seed), a program.
 
-    draw(seed)              a program, a pure function of its seed
-    training_tasks(seed)    problems that run, are deterministic, finite and not constant, and are near no evaluation
-                            problem
-
-What varies: the operators, how each is spelled, shapes, names, and in wording.py how the problem is written down. To
+What varies: the operators, how each is spelled, shapes, names, and in program.py how the problem is written down. To
 add a family: a function of a draft here, and its row of FAMILIES.
 """
 
-import itertools
+from synthetic.draft import Draft, convolution, features, linear, plain_input
+from synthetic.program import EXPRESSIONS, OPERATORS, Program, problem_text
+from tasks import Task
 
-from synthetic.operators import LOSSES, OPERATORS, PRODUCTS, WRITTEN_LOSSES
-from synthetic.program import Draft, Program
-from synthetic.steps import (activation, convolution, dense, features, formula, linear, maybe, normalization,
-                             parameter, plain_input, pooling, reduction, row_operator, scale, steps)
-from synthetic.wording import dress, problem_text
-from synthetic.training import evaluation_fingerprints, unfit
-from tasks import GPU_BATCH_FACTOR, Task, elements, scale_batch
+# What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
+_SCALARS = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
+            "+": "offset shift add_value constant", "-": "subtract_value offset margin"}
+_PARAMETERS = {"*": "weight multiplier gain scale", "+": "bias extra_bias add_bias shift",
+               "-": "subtract sub_bias centre"}
+_ACTIVATIONS = [name for name, row in OPERATORS.items()
+                if row.kind == "pointwise" and row.spellings and not row.technique]
+_COMMON = [name for name in _ACTIVATIONS if OPERATORS[name].common]
+_OF_ONE = [text for text in EXPRESSIONS["formulas"] if "{y}" not in text]
+_OF_TWO = [text for text in EXPRESSIONS["formulas"] if "{y}" in text]
+_LOSSES = [name for name, row in OPERATORS.items() if row.kind == "all" and "{y}" in row.spellings[0]]
 
-MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
+# ---- Pointwise steps
+
+
+def steps(d, count, saves=0.0):
+    """`count` pointwise steps; with clutter some may be PyTorch's, or change the shape.
+
+    saves: how often the current tensor is kept under another name, for a residual step later: identity = x
+    """
+    if d.chance(saves):
+        d.save()
+    for _ in range(count):
+        kinds = [activation] * 7 + [scale] * 3 + [parameter] * 3 + [formula] * 2 + [buffer] * d.clutter
+        if d.saved and d.saved.shape == d.shape:
+            kinds += [residual] * 2
+        kinds += [opaque_step] * d.clutter
+        d.pick(*kinds)(d)
+
+
+def activation(d, name=""):
+    """x = F.softplus(x)      or      self.act = nn.Sigmoid()  ...  x = self.act(x)"""
+    d.apply(name or d.pick(*(_COMMON if d.chance(0.55) else _ACTIVATIONS)))
+
+
+def formula(d, other=None):
+    """A formula written out: x = torch.where(x > 0, x, 0.1 * x). other: a second tensor for it."""
+    d.apply("formula", d.pick(*(_OF_TWO if other else _OF_ONE)), y=other)
+
+
+def scale(d):
+    """Arithmetic with a number: x = 0.5 * x"""
+    sign = d.pick("*", "*", "/", "+", "-")
+    operand = d.scalar(_SCALARS[sign], d.number())
+    d.apply("formula", *["{x} " + sign + " {c}"] * 6, "{c} " + sign.replace("/", "*") + " {x}", c=operand)
+
+
+def parameter(d):
+    """A broadcast parameter over dimension 1 (the last one for 3-D rows): x = x + self.bias"""
+    sign = d.pick("+", "+", "*", "-")
+    rank = len(d.shape)
+    dim = 1 + (rank == 3 and d.rows_last)
+    if rank <= dim or d.shape[dim] == 1:
+        return scale(d)
+    shape = f"({d.size(dim)}{', 1' * (rank - 1 - dim) or ','})"
+    if rank == 4 and d.chance(0.3):
+        shape = f"(1, {shape[1:]}"
+    if d.chance(0.65):
+        shape = d.arg(_PARAMETERS[sign].replace(" ", "_shape ") + "_shape param_shape", shape, "tuple")
+    make = d.pick("randn", "randn", "rand", "ones", "rand" if sign == "*" else "zeros")
+    spread = d.pick("", "", "", " * 0.1", " * 0.3", " + 0.5", f" * {d.number()}")
+    made = d.attribute(_PARAMETERS[sign], f"nn.Parameter(torch.{make}({shape}){spread})")
+    d.apply("formula", "{x} " + sign + " {y}", y=d.value(made))
+
+
+def buffer(d):
+    """A tensor that is not a parameter: self.register_buffer("steps", torch.ones(width))  ...  x = x * self.steps"""
+    name = d.name("counts positions steps weights table")
+    width = d.size(-1)
+    made = d.pick("arange(1, {w} + 1).float()", "linspace(0.5, 1.5, {w})", "full(({w},), 2.0)").format(w=width)
+    d.program.init.append(f"self.register_buffer('{name}', torch.{made})")
+    setattr(d.space["self"], name, d.evaluate(f"torch.{made}"))
+    d.apply("formula", d.pick("{x} * {y}", "{x} + {y}", "{x} / {y}"), y=d.value(f"self.{name}"))
+
+
+def residual(d):
+    """x = x + identity, now and then again and again"""
+    for _ in range(d.pick(1, 1, 1, 2, 3) if d.clutter else 1):
+        d.apply("formula", "{x} + {y}", "{x} + {y}", "{x} * {y}", y=d.saved)
+
+
+def opaque_step(d):
+    """An operator that stays PyTorch's, or whose rows are not the last dimension."""
+    kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "amax", "mean")
+    if len(d.shape) < 2 or len(d.shape) == 2 and kind in ("amax", "mean"):
+        kind = "clone"
+    d.apply(kind, d=d.pick("1", "-1", "0") if kind == "centre" else "1", keep=", keepdim=True")
+
+
+# ---- Rows, reductions, normalisations
+
+
+def row_operator(d, dim=""):
+    """Softmax, scans and norms over a dimension, by default the last: x = torch.log_softmax(x, dim=-1)"""
+    kinds = ["softmax", "softmax", "log_softmax", "rms", "rms", "l2", "normalize", "cumsum", "share"]
+    kinds += ["cumprod", "cumsum", "centre", "mean_abs", "softmin"] if dim else ["layer_norm"] * 2
+    kind = d.pick(*kinds)
+    if kind == "layer_norm":
+        width = d.arg("normalized_shape norm_shape width", d.shape[-1]) if d.chance(0.4) else d.size(-1)
+        eps = f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
+        d.layer("layer_norm", "norm ln layer_norm", f"LayerNorm({width}{eps})")
+        return
+    dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
+    if kind == "rms":
+        return d.apply("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
+    if kind == "share":
+        activation(d, d.pick("sigmoid", "softplus", "exp", "square"))
+    d.apply(kind, d=dim)
+
+
+def reduction(d, dim=""):
+    """Over a dimension, by default the last or all spatial ones; now and then two of the same tensor: high - low"""
+    rank = len(d.shape)
+    keep = d.pick("", ", keepdim=True")
+    name = d.pick("sum", "mean", "amax", "amin", "logsumexp")
+    if dim:
+        name = d.pick(name, name, "norm", "var", "std", "sum_squares", "argmax", "argmin")
+        return d.apply(name, d=d.dimension(dim), keep=keep)
+    if rank > 3:
+        dims = ", ".join(map(str, range(d.pick(1, 2, 2, 2), rank)))
+        return d.apply(name, *OPERATORS[name].spellings[:2], d=d.pick("[{}]", "({})").format(dims), keep=keep)
+    dim = d.dimension("-1", "-1", str(rank - 1))
+    if d.chance(0.9):
+        return d.apply(name, d=dim, keep=keep)
+    fields = {"d": dim, "keep": keep}
+    one = d.pick("amax", "sum")
+    high = d.add(one, OPERATORS[one].spellings[0], fields, d.new_variable("high top upper total"))
+    two = d.pick("amin", "mean")
+    low = d.add(two, OPERATORS[two].spellings[0], fields, d.new_variable("low bottom lower average"))
+    d.apply("formula", "{y} - {z}", "{y} - {z}", "{y} + {z}", "{y} * {z}", y=high, z=low)
+
+
+def normalization(d):
+    """Group, instance or batch norm over the channels: self.bn = nn.BatchNorm2d(out_channels)"""
+    rank = len(d.shape) - 2
+    channels = d.size(1)
+    kind = d.pick("group", "group", "instance", "batch", "batch") if rank else "batch"
+    made = f"BatchNorm{max(1, rank)}d({channels})"
+    if kind == "group":
+        groups = d.pick(*(count for count in (1, 2, 4, 8) if d.shape[1] % count == 0))
+        made = f"GroupNorm({d.arg('num_groups groups n_groups', groups)}, {channels})"
+    elif kind == "instance":
+        made = f"InstanceNorm{rank}d({channels}{d.pick('', '', ', affine=True')})"
+    d.layer(f"{kind}_norm", f"norm {kind}_norm {kind[0]}n", made)
+
+
+def dense(d, options, n):
+    """A linear layer to n features, kept on self under one of `options`."""
+    width = d.size(-1)
+    if n not in d.sizes:
+        d.sizes[n] = d.sized("hidden hidden_dim inner_dim expanded d_model", n)
+    d.layer("linear", options, f"Linear({width}, {d.sizes[n]}{d.pick('', '', '', ', bias=False')})")
+
+
+def pooling(d):
+    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2). Returns the layer."""
+    k = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2"
+    kind = d.pick("Max", "Avg")
+    k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
+    return d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
+
+
+def maybe(d, most=1):
+    """Nothing, or up to `most` steps that fit any shape."""
+    for _ in range(d.r.randint(0, most)):
+        d.pick(activation, scale, formula)(d)
+
 
 # ---- Families: a head and what follows it
 
@@ -100,11 +256,11 @@ def loss(d):
         d.variable = d.new_variable("loss error err cost difference")
     kind = d.pick("library", "at once", "step by step")
     if kind == "library":
-        d.apply(d.pick(*LOSSES), y=target)
+        d.apply(d.pick(*_LOSSES), y=target)
     else:
         fields = {"y": target, "c": d.scalar("margin width", d.pick("1.0", "1.5", "0.5"))}
         inline = kind == "at once"
-        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, "t" if inline else d.variable, inline)
+        d.x = d.add("formula", d.pick(*EXPRESSIONS["losses"]), fields, "t" if inline else d.variable, inline)
         maybe(d, 0 if inline else 2)
         d.apply(d.pick("mean_all", "mean_all", "sum_all"))
     if d.chance(0.3):
@@ -116,7 +272,7 @@ def diagonal(d):
     plain_input(d, 2)
     rows = d.dims[0]
     if d.chance(0.4):
-        weights = d.meta.value(d.attribute("gain weights diagonal", f"nn.Parameter(torch.randn({d.inside(rows)}))"))
+        weights = d.value(d.attribute("gain weights diagonal", f"nn.Parameter(torch.randn({d.inside(rows)}))"))
     else:
         weights = d.input([rows], f"torch.randn({rows})")
         d.program.inputs.reverse()
@@ -225,7 +381,7 @@ def weighted(d):
 
 def product(d):
     """A product of matrices, or of stacks of them, in any arrangement of the factors."""
-    first, second, a, b, spellings = d.pick(*PRODUCTS)
+    first, second, a, b, spellings = d.pick(*EXPRESSIONS["products"])
     choices = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
                "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
     names = {}
@@ -248,48 +404,20 @@ FAMILIES = {"pointwise": (24, pointwise), "linear": (24, linear_chain), "convolu
             "product": (14, product)}
 
 
-def draw(seed, clutter=False, families=None, plain=False) -> Program:
+def draw(seed, clutter=False, families=FAMILIES, plain=False) -> Program:
     """One program, a pure function of its arguments.
 
     clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words, as real problems
     have them: a small model must learn to copy whatever it meets. plain: ordinary names only.
     """
+    d = Draft(seed, clutter, plain)
+    family = d.r.choices(list(families), [weight for weight, _ in families.values()])[0]
     try:
-        return drawn(Draft(seed, clutter, plain), families or FAMILIES)
+        families[family][1](d)
     except RuntimeError:  # a window is larger than what is left of an image: 1 program of 6,000
         return draw(seed + 1_000_000_007, clutter, families, plain)
-
-
-def drawn(d, families) -> Program:
-    """The program of a draft in which nothing is drawn yet."""
-    family = d.r.choices(list(families), [weight for weight, _ in families.values()])[0]
-    families[family][1](d)
-    dress(d)
     return d.finish(family)
 
 
 def task_of(program) -> Task:
     return Task(f"synth/{program.seed}", 0, problem_text(program), program.family)
-
-
-def synthesize(seed, clutter=False, families=None) -> Task:
-    """One synthesised problem. Its fitness (`unfit`) is the caller's to check."""
-    return task_of(draw(seed, clutter, families))
-
-
-def training_tasks(seed, device="cpu", families=None):
-    """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`.
-
-    Their names are ordinary ones, since skills quote them. On a GPU they get a larger batch, and those are left out of
-    which some layer then has gigabytes of weights.
-    """
-    evaluation = evaluation_fingerprints()
-    for n in itertools.count():
-        task = task_of(draw(seed * 1_000_003 + n, True, families, plain=True))
-        if unfit(task, evaluation) is not None:
-            continue
-        if device != "cpu":
-            task = scale_batch(task, GPU_BATCH_FACTOR)
-            if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
-                continue
-        yield task

@@ -16,89 +16,30 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
-from synthetic.operators import ALIASES, ARITHMETIC, DEFAULTS, OPERATORS, REDUCTIONS, RESERVED, SCANS
-from synthetic.program import Unsupported, Value, fields_of
+from synthetic.program import OPERATORS, RESERVED, Value, fields_of, table
 
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 _ATOM = 9  # the precedence of a name, a number or a call
-_KEYWORDS = ("min", "max", "min_val", "max_val", "negative_slope", "alpha", "lambd")  # of functions, in their order
 _WORD = r"[A-Za-z_]\w*"
-# Templates. {names}: the tensors and numbers that the launching function gets; {main}: the first of the tensors that
-# the kernel walks; {sizes}, {parameters}: further integers outside and inside the kernel; {body}: loads and steps.
-_ELEMENTS = """def {name}({names}):
-    {contiguous}
-    n = {main}.numel()
-    dst = {out}
-    {name}_kernel[(triton.cdiv(n, 1024),)]({names}, dst, n{sizes}, BLOCK=1024)
-    return {result}
+# Functions that do what an operator of Python does; arguments that a spelling may leave out.
+ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "pow": ast.Pow}
+DEFAULTS = {"leaky_relu": ("0.01",), "elu": ("1.0",)}
 
-@triton.jit
-def {name}_kernel({pointers}, dst_ptr, n{parameters}, BLOCK: tl.constexpr):
-    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = idx < n
-    {body}"""
-ROW = """def {name}({names}):
-    {contiguous}
-    cols = {cols}
-    dst = {out}
-    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{sizes}, BLOCK=triton.next_power_of_2(cols))
-    return dst
+# How a kernel reduces the elements of a row: (first value, an element, how two are joined, how a block is reduced).
+# A line "{s} = sum: {x} * {x}" is such a reduction; "first" gives the index of the first element for which {v} holds.
+REDUCTIONS = {
+    "sum": ("0.0", "tl.where(mask, {v}, 0.0)", "acc + {v}", "tl.sum"),
+    "max": ('float("-inf")', 'tl.where(mask, {v}, float("-inf"))', "tl.maximum(acc, {v})", "tl.max"),
+    "min": ('float("inf")', 'tl.where(mask, {v}, float("inf"))', "tl.minimum(acc, {v})", "tl.min"),
+    "first": ("2147483647", "tl.where(mask & ({v}), offs, 2147483647)", "tl.minimum(acc, {v})", "tl.min")}
+SCANS = ("cumsum", "cumprod")  # running ones: only in a kernel that holds the whole row
 
-@triton.jit
-def {name}_kernel({pointers}, dst_ptr, cols{parameters}, BLOCK: tl.constexpr):
-    start = tl.program_id(0) * cols
-    offs = tl.arange(0, BLOCK)
-    mask = offs < cols
-    idx = start + offs
-    {body}"""
-_SWEEP = """def {name}({names}):
-    {contiguous}
-    inner = {inner}
-    cols = {cols}
-    dst = {out}
-    width = min(64, triton.next_power_of_2(inner))
-    grid = ({main}.numel() // (cols * inner), triton.cdiv(inner, width))
-    {name}_kernel[grid]({names}, dst, cols, inner{sizes}, BR=2048 // width, BI=width)
-    return dst
+TEMPLATES = table("kernels.toml")
 
-@triton.jit
-def {name}_kernel({pointers}, dst_ptr, cols, inner{parameters}, BR: tl.constexpr, BI: tl.constexpr):
-    lane = tl.program_id(1) * BI + tl.arange(0, BI)[None, :]
-    start = tl.program_id(0) * cols * inner + lane
-    {body}"""
-_PIECES = """for i in range(0, cols, BR):
-        offs = i + tl.arange(0, BR)[:, None]
-        mask = (offs < cols) & (lane < inner)
-        idx = start + offs * inner"""
-_MATMUL = """def {name}({names}):
-    {contiguous}
-    k, n = {b}.shape[-2:]
-    dst = {a}.new_empty(*{a}.shape[:-1], n)
-    {b} = {b}.mT.contiguous().mT.reshape(-1, k, n)
-    {a} = {a}.contiguous().reshape(len({b}), -1, k)
-    m = {a}.shape[1]
-    grid = (triton.cdiv(n, 64), triton.cdiv(m, 128), len({b}))
-    {name}_kernel[grid]({names}, dst, m, n, k, *{a}.stride(), *{b}.stride(){sizes}, BM=128, BN=64, BK=32)
-    return dst
 
-@triton.jit
-def {name}_kernel({pointers}, dst_ptr, m, n, k, as_, am, ak, bs, bk, bn{parameters}, BM: tl.constexpr, BN: tl.constexpr,
-                  BK: tl.constexpr):
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)
-    cols = tl.program_id(0) * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, k, BK):
-        i = start + tl.arange(0, BK)
-        a_index = tl.program_id(2) * as_ + rows[:, None] * am + i[None, :] * ak
-        b_index = tl.program_id(2) * bs + i[:, None] * bk + cols[None, :] * bn
-        a = tl.load({a}_ptr + a_index, mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)
-        b = tl.load({b}_ptr + b_index, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    idx = (tl.program_id(2) * m + rows[:, None]) * n + cols[None, :]
-    mask = (rows[:, None] < m) & (cols[None, :] < n)
-    {body}"""
-_TEMPLATES = {"fused": _ELEMENTS, "partial_sums": _ELEMENTS, "row": ROW, "sweep": _SWEEP, "matmul": _MATMUL}
+class Unsupported(Exception):
+    """What a kernel cannot express."""
 
 
 @dataclass
@@ -164,8 +105,6 @@ class Kernel:
         if operand.tensor:
             shape = (1,) * (len(self.shape) - len(value.shape)) + tuple(value.shape)
             operand.full = shape == self.shape
-            if operand.full and len(value.shape) < len(shape):
-                raise Unsupported  # the result would have too few dimensions
             operand.load = self.load(name, shape)
         return name
 
@@ -173,8 +112,7 @@ class Kernel:
         """The expression that reads a tensor whose shape is self.shape, or 1 outside one block of dimensions."""
         rank = len(self.shape)
         block = [i for i, size in enumerate(shape) if size != 1]
-        if len(shape) > rank or any(shape[i] != self.shape[i] for i in block) or block[1:] and \
-                block[-1] - block[0] >= len(block):
+        if block and block[-1] - block[0] >= len(block):
             raise Unsupported
         masked = ", mask=mask" if self.kind in ("fused", "partial_sums") else ", mask=mask, other=0.0"
         if shape == self.shape:
@@ -198,8 +136,9 @@ class Kernel:
     def elements_below(self, dimensions) -> str:
         """The kernel's name for how many elements stand below the first so many dimensions."""
         text = "{main}[" + ", ".join("0" * dimensions) + "].numel()"
-        names = ["inner", "inner2", "inner3"][self.kind == "sweep":]  # a sweep has an `inner` of its own
-        name = next(n for n in names if self.sizes.get(n, text) == text)
+        name = "inner"
+        if self.kind == "sweep" or self.sizes.get(name, text) != text:  # a sweep has an `inner` of its own
+            name = "inner2"
         self.sizes[name] = text
         return name
 
@@ -248,7 +187,7 @@ class Kernel:
 
     def call(self, node, values) -> tuple[str, int]:
         """torch.f(x, ...), F.f(x, ...) or x.f(...)"""
-        name = ALIASES.get(node.func.attr, node.func.attr)
+        name = node.func.attr
         arguments = list(node.args)
         if ast.unparse(node.func.value) not in ("torch", "F"):
             arguments.insert(0, node.func.value)
@@ -257,13 +196,12 @@ class Kernel:
             return "0.0", _ATOM
         if name in ARITHMETIC:
             return self.expression(ast.BinOp(arguments[0], ARITHMETIC[name](), arguments[1]), values)
-        arguments += [keywords[key] for key in _KEYWORDS if key in keywords]
+        if keywords.pop("approximate", None):
+            name += "_tanh"
+        arguments += keywords.values()
         if name == "clamp" and len(arguments) == 2:
             name = "clamp_max" if "max" in keywords else "clamp_min"
-        name += "_tanh" * ("approximate" in keywords)
         further = [self.wrapped(argument, values, _ATOM) for argument in arguments[1:]] or DEFAULTS.get(name, ())
-        if name not in OPERATORS or OPERATORS[name].kind != "pointwise":
-            raise Unsupported
         return self.formula(OPERATORS[name].lines, self.repeatable(arguments[0], values), further)
 
     def formula(self, lines, x, further) -> tuple[str, int]:
@@ -323,7 +261,7 @@ class Kernel:
         fields = {name: name + str(count) * (count > 1) for name in "msedq"}  # variables of its own
         fields |= {name: self.value(value)[0] for name, value in step.operands.items()}
         fields |= {"x": self.value(step.source)[0], "t": step.result.text}
-        scaled = ("{t} = {t} * {weight} + {bias}",) * ("weight" in step.operands)
+        scaled = ["{t} = {t} * {weight} + {bias}"] * ("weight" in step.operands)
         for line in step.operator.lines + scaled:
             target, _, text = line.format(**fields).partition(" = ")
             how, colon, rest = text.partition(": ")
@@ -397,8 +335,6 @@ class Kernel:
         """Source of the launching function `name` and of its kernel."""
         operands = self.operands.values()
         full = [operand.name for operand in operands if operand.full]
-        if not full and self.kind != "matmul":
-            raise Unsupported
         main = [*full, "dst"][0]  # a product may have no operand of its result's shape
         fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "dst",
                   "names": ", ".join(operand.name for operand in operands),
@@ -412,7 +348,8 @@ class Kernel:
             fields |= {field: self.operands[f"factor {field}"].name for field in "ab"}
         elif self.dims:
             fields |= self.row_fields(main)
-        text = _TEMPLATES[self.kind].format(body="\n    ".join(self.body()), **fields)
+        template = TEMPLATES["elements" if self.kind in ("fused", "partial_sums") else self.kind]
+        text = template.format(body="\n    ".join(self.body()), **fields)
         return re.sub(r"\n +(?=\n    )", "", text)
 
     def row_fields(self, main) -> dict:
@@ -443,4 +380,4 @@ def _loop(elements, last) -> str:
         if line.target in wanted:
             wanted = wanted - {line.target} | set(re.findall(_WORD, line.text))
             kept[:0] = [*line.comment, str(line)]
-    return "\n        ".join([_PIECES, *kept])
+    return "\n        ".join([TEMPLATES["pieces"], *kept])

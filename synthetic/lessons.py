@@ -16,19 +16,15 @@ speedups that they show are drawn; examples of several turns are executed and sh
 import random
 
 from chat.calls import extract_code
-from chat.prompts import MOST_SKILLS, SELECT_TOOL, UPDATE_TOOL
+from chat.prompts import MOST_SKILLS
 from chat.rows import encode
 from chat.template import Chat
 from judge.verdict import KernelTime, Verdict
-from policy import next_messages, policy_messages
-from selector import selection_messages
 from skills import Skill
-from summarizer import summary_messages
-from synthetic import redundant
-from synthetic.examples import (Example, in_processes, policy_reply, sandbox_if, selection_reply, spoil, summary_reply,
-                                write_skill)
-from synthetic.planner import ALL, TECHNIQUES, Solution
-from synthetic.redundant import HELD_OUT, NAMES, TAUGHT, TORCH, answer, draw, pair_skill, problem_text
+from synthetic.examples import (Example, in_processes, policy_example, policy_reply, sandbox_if, selection_example,
+                                spoil, summary_example)
+from synthetic.planner import ALL, TECHNIQUES, Solution, write_skill
+from synthetic.redundant import HELD_OUT, NAME, NAMES, TAUGHT, TORCH, answer, draw, pair_skill, problem_text
 from tasks import Task
 
 EXPLORES = 0.4  # how often a later turn leaves out some step
@@ -36,7 +32,6 @@ OTHER_PAIR = 0.15  # how often Summary names another pair, so that its answers d
 BROKEN_FIRST = 0.15  # how often an executed trajectory begins with a broken kernel
 
 TAUGHT_SET = {*TAUGHT}
-YES_OR_NO = {True: "yes", False: "no"}
 
 
 def near_miss(chain, rng) -> tuple[str, str]:
@@ -74,10 +69,9 @@ class Lesson:
             found = found._replace(code=found.code[found.code.index("class "):found.code.index("\ndef row(")])
         return found
 
-    def reply(self, chain, left_out) -> dict:
-        """The solution as a message. left_out: the pairs that its plan names."""
-        named = [redundant.NAME.format(*pair) for pair in left_out]
-        return {"role": "assistant", "content": policy_reply(self.answer(chain), named)}
+    def reply(self, chain, left_out) -> str:
+        """The solution as a reply. left_out: the pairs that its plan names."""
+        return policy_reply(self.answer(chain), [NAME.format(*pair) for pair in left_out])
 
     def offered(self, most) -> tuple[list[Skill], list]:
         """(skills in random order, the chain's pairs that they name): up to `most`, near misses among them."""
@@ -86,18 +80,14 @@ class Lesson:
         fitting = []
         if pairs:
             fitting = rng.sample(pairs, min(len(pairs), rng.choice([0, 0, 1, 1, 2]), number))
-        others = set()
-        for _ in range(number - len(fitting)):
-            others.add(near_miss(self.chain, rng))
+        others = {near_miss(self.chain, rng) for _ in range(number - len(fitting))}
         skills = [pair_skill(pair, rng) for pair in [*fitting, *sorted(others.difference(fitting))]]
         if not self.brief and rng.random() < 0.5:  # the techniques that a run's library has, too
-            techniques_offered = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
-            skills = skills[:most - len(techniques_offered)]
-            for name in techniques_offered:
-                skills.append(write_skill(name, rng, []))
+            names = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
+            skills = skills[:most - len(names)] + [write_skill(TECHNIQUES[name], rng, [""]) for name in names]
         rng.shuffle(skills)
         names = {skill.name for skill in skills}
-        return skills, [pair for pair in dict.fromkeys(pairs) if redundant.NAME.format(*pair) in names]
+        return skills, [pair for pair in dict.fromkeys(pairs) if NAME.format(*pair) in names]
 
     def offered_at_times(self, share) -> tuple[list[Skill], list]:
         """`offered` for a prompt of Policy or Summary, or, in all but a `share` of cases, no skills."""
@@ -108,17 +98,15 @@ class Lesson:
     def policy(self) -> Example:
         """A first turn: what a skill names is left out, and nothing else."""
         skills, left_out = self.offered_at_times(0.8)
-        messages = policy_messages(self.task, skills) + [self.reply(self.chain.without({*left_out}), left_out)]
-        return Example("policy", messages, None)
+        return policy_example(self.task, skills, [self.reply(self.chain.without({*left_out}), left_out)])
 
     def later(self) -> Example:
         """A second turn, after a correct kernel: it leaves out some step of PyTorch's now and then."""
         skills, left_out = self.offered_at_times(0.3)
         first = self.chain.without({*left_out})
-        reply = self.reply(first, left_out)["content"]
-        messages = next_messages(policy_messages(self.task, skills), reply, self.verdict(first))
-        messages += [self.reply(*self.explored(first, left_out))]
-        return Example("policy", messages, None, unlearnt=1)
+        verdict = self.verdict(first)
+        replies = [self.reply(first, left_out), self.reply(*self.explored(first, left_out))]
+        return policy_example(self.task, skills, replies, [verdict], unlearnt=1)
 
     def explored(self, chain, left_out) -> tuple:
         """(chain, pairs that its plan names), with one call of PyTorch's fewer or, mostly, as they were."""
@@ -133,9 +121,7 @@ class Lesson:
         """A drawn verdict on a correct kernel, in which all calls of PyTorch's take equally long."""
         rng = self.rng
         names = [name for name in chain.names if name in TORCH]
-        coverage = 1.0
-        if names:
-            coverage = rng.uniform(0.05, 0.3)
+        coverage = rng.uniform(0.05, 0.3) if names else 1.0
         profile = [KernelTime(name, (1 - coverage) / len(names), False) for name in names]
         profile = sorted([*profile, KernelTime("row_kernel", coverage, True)], key=lambda entry: -entry.share)
         speedup = rng.uniform(0.9, 2.0)
@@ -151,16 +137,12 @@ class Lesson:
             fitting = [pair for pair in fitting if rng.random() < 0.9]
         offered = [s.name for s in candidates if s.name in TECHNIQUES]
         used = answer(self.chain).used
-        weighed = []
-        for name in offered:
-            weighed.append(f"{name} {YES_OR_NO[name in used]}")
-        for a, b in dict.fromkeys(self.chain.pairs()):
-            weighed.append(f"{a} before {b} {YES_OR_NO[(a, b) in fitting]}")
-        chosen = [(redundant.NAME.format(a, b), f"`{a}` stands directly before `{b}`.") for a, b in fitting]
-        chosen += [(name, "It has work here.") for name in offered if name in used]
-        chosen = chosen[:MOST_SKILLS]
-        reply = selection_reply(f"The forward applies {', '.join(self.chain.names)}. {', '.join(weighed)}.", chosen)
-        return Example("selection", selection_messages(self.task, candidates) + [reply], SELECT_TOOL)
+        weighed = offered + [f"{a} before {b}" for a, b in dict.fromkeys(self.chain.pairs())]
+        fits = {*used, *(f"{a} before {b}" for a, b in fitting)}
+        chosen = {NAME.format(a, b): f"`{a}` stands directly before `{b}`." for a, b in fitting}
+        chosen |= {name: "It has work here." for name in offered if name in used}
+        chosen = dict([*chosen.items()][:MOST_SKILLS])
+        return selection_example(self.task, candidates, self.chain.names, weighed, fits, chosen)
 
     def summary(self) -> Example | None:
         """The pair by which the best kernel differs from the first, as a skill; None if the chain has none."""
@@ -180,8 +162,8 @@ class Lesson:
             pair = rng.choice(chain.pairs())
         place = [*zip(chain.names, chain.names[1:])].index(pair)  # the skill's example are the problem's own lines
         skill = pair_skill(pair, rng, chain.lines[place:place + 2])
-        reply = summary_reply(f"The best answer leaves out {pair[0]}, which stands directly before {pair[1]}.", [skill])
-        return Example("summary", summary_messages(self.task, skills, *shown) + [reply], UPDATE_TOOL)
+        think = f"The best answer leaves out {pair[0]}, which stands directly before {pair[1]}."
+        return summary_example(self.task, skills, shown, think, [skill])
 
     def executed(self, sandbox) -> Example | None:
         """A trajectory of two or three turns with real verdicts; later turns explore now and then."""
@@ -195,17 +177,13 @@ class Lesson:
                 turns.append(plain)
             else:
                 turns.append(self.explored(*plain))
-        replies = [self.reply(*turn)["content"] for turn in turns]
+        replies = [self.reply(*turn) for turn in turns]
         if broken:
             replies[0] = spoil(replies[0], rng)
         verdicts = sandbox.score(self.task, [extract_code(text) for text in replies])
         if not broken and not verdicts[0].correct:
             return None  # an unfit problem
-        messages = policy_messages(self.task, skills)
-        for text, verdict in zip(replies[:-1], verdicts):
-            messages = next_messages(messages, text, verdict)
-        messages += [{"role": "assistant", "content": replies[-1]}]
-        return Example("policy", messages, None, unlearnt=int(broken))
+        return policy_example(self.task, skills, replies, verdicts, unlearnt=int(broken))
 
     def write(self) -> Example | None:
         """One example in one of the three roles."""

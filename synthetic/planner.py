@@ -3,37 +3,25 @@
     found = solution(program, techniques)     .code, .used: the techniques that show up in it, .shown
     applicable(program)                       the techniques that can show up
 
-Each technique is also a skill (its texts are in techniques.json). The planner knows techniques, not when they pay:
+Each technique is also a skill (its texts are in techniques.toml). The planner knows techniques, not when they pay:
 which of them are worth it, and where, is what reinforcement learning has to find out.
 """
 
-import json
 import math
 import re
 from collections import namedtuple
 from dataclasses import replace
-from pathlib import Path
 
-from synthetic.kernels import Kernel
-from synthetic.program import Program, Step, Unsupported, Value
+from skills import Skill
+from synthetic.kernels import TEMPLATES, Kernel, Unsupported
+from synthetic.program import Program, Step, Value, table
 
-# name, description, scope and tags are as a skill's; motivation and idea are lists of wordings, so that a policy must
-# read a skill rather than recognise one fixed text.
 Technique = namedtuple("Technique", "name description scope tags motivation idea")
-_TEXTS = json.loads(Path(__file__).with_name("techniques.json").read_text())
-TECHNIQUES = {entry["name"]: Technique(**entry) for entry in _TEXTS}
+TECHNIQUES = {name: Technique(name, **row) for name, row in table("techniques.toml").items()}
 ALL = frozenset(TECHNIQUES)
 LONGEST_ROW = 16384  # elements that one program holds
 FEWEST_PROGRAMS = 32  # fewer do not keep a GPU busy
 
-# In training mode a batch norm also updates its running statistics.
-_UPDATE_RUNNING = """def update_running(norm, x, mu, var):
-    n = x.numel() // mu.numel()
-    norm.running_mean.lerp_(mu.flatten(), norm.momentum)
-    norm.running_var.lerp_(var.flatten() * (n / (n - 1)), norm.momentum)
-    norm.num_batches_tracked.add_(1)"""
-IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
-            "import triton.language as tl\n")
 # used: names of techniques; shown: technique -> lines of the code that show it.
 Solution = namedtuple("Solution", "code used shown")
 
@@ -44,12 +32,11 @@ def solution(program, techniques) -> Solution | None:
     A solution needs at least one kernel. If the techniques allow none, one pointwise step gets a kernel of its own; if
     there is no such step, the first technique that allows a kernel is added.
     """
-    added = [set(), set(), *({name} for name in TECHNIQUES), {"one-program-per-row", "fuse-neighbours-into-row"}]
-    for attempt, more in enumerate(added):
-        planner = Planner(program, set(techniques) | more, single=attempt > 0)
+    for attempt, more in enumerate([[], [], *([name] for name in TECHNIQUES)]):
+        planner = Planner(program, {*techniques, *more}, single=attempt > 0)
         if planner.texts:
             model = "\n".join(model_text(program, planner.forward))
-            code = "\n\n".join([f"{IMPORTS}\n{model}", *planner.texts]) + "\n"
+            code = "\n\n".join([f"{TEMPLATES['imports']}\n{model}", *planner.texts]) + "\n"
             return Solution(code, frozenset(planner.shown), planner.shown)
     return None
 
@@ -58,6 +45,14 @@ def applicable(program) -> frozenset[str]:
     """The techniques that show up in the fullest solution."""
     full = solution(program, ALL)
     return full.used if full else frozenset()
+
+
+def write_skill(technique, rng, lines) -> Skill:
+    """A technique as a skill, in one of several wordings. lines: of code, for its example."""
+    motivation = rng.choice(technique.motivation)
+    idea = rng.choice(technique.idea)
+    content = "\n".join([f"Motivation: {motivation}", f"Key Idea: {idea}", "Example:", *lines])
+    return Skill(technique.name, technique.description, technique.scope, tuple(technique.tags), content)
 
 
 def model_text(program, forward) -> list[str]:
@@ -191,8 +186,6 @@ class Planner:
         group = self.steps[k].operator.kind == "group"
         cols = math.prod(shape[dims[0]:dims[1] + 1])
         rows = math.prod(shape) // cols
-        if any(step.result.shape != shape for step in self.steps[i:k]) or cols < 2:
-            return None
 
         def joins(step):
             if self.allowed(step, "row"):
@@ -228,12 +221,8 @@ class Planner:
         self.steps[i] = replace(step, operands=step.operands | statistics)
         self.forward += [line, f"update_running({step.attributes['layer']}, {x}, mu, var)"]
         j = self.take_with_followers("fused", i)
-        if j is None:
-            del self.forward[-2:]
-            return None
         self.shown[step.operator.technique] = [line]
-        if _UPDATE_RUNNING not in self.texts:
-            self.texts.append(_UPDATE_RUNNING)
+        self.texts.append(TEMPLATES["update_running"])
         return j
 
     def matmul(self, i):
@@ -245,10 +234,7 @@ class Planner:
             weight = step.operands["weight"]
             factors = {"a": step.source, "b": Value(f"{weight.text}.t()", weight.shape[::-1], weight.number)}
             step = self.steps[i] = replace(step, operands=step.operands | factors)
-        a = step.operands["a"].shape
-        b = step.operands["b"].shape
-        if len(b) == 2 or a[:-2] == b[:-2]:
-            return self.take_with_followers("matmul", i)
+        return self.take_with_followers("matmul", i)
 
     def torch(self, i):
         """A step that stays a torch call."""
@@ -269,7 +255,9 @@ class Planner:
             return None
         if self.steps[j].name == "batch_norm":  # its running mean includes the bias
             return None
-        self.forward.append(without_bias(step))
+        call = step.operator.lines[0].format(rank=len(step.result.shape) - 2, x=step.source.text, **step.attributes)
+        line = f"{step.result.text} = {call}"
+        self.forward.append(line)
         if self.steps[j].name != "instance_norm":
             raw = replace(step.result, number=-3 - i)
             self.steps[i] = Step("bias", "{x} + {y}", {"x": raw, "y": step.operands["bias"]}, {}, step.result)
@@ -278,18 +266,5 @@ class Planner:
         if j is None:
             self.forward.pop()
         else:
-            self.shown[step.operator.technique] = [without_bias(step)]
+            self.shown[step.operator.technique] = [line]
         return j
-
-
-def without_bias(step) -> str:
-    """The line of a convolution as a function's call without bias."""
-    layer = step.attributes["layer"]
-    function = "conv"
-    options = "stride padding dilation groups"
-    if step.name == "conv_transpose":
-        function = "conv_transpose"
-        options = "stride padding output_padding groups dilation"
-    passed = ", ".join(f"{layer}.{option}" for option in options.split())
-    rank = len(step.result.shape) - 2
-    return f"{step.result.text} = F.{function}{rank}d({step.source.text}, {layer}.weight, None, {passed})"

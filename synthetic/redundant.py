@@ -15,14 +15,12 @@ HELD_OUT pairs are in no example of the cold start: a run that knows one of them
 import itertools
 import random
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from skills import Skill
-from synthetic import families
-from synthetic.operators import OPERATORS
-from synthetic.planner import Solution, solution
-from synthetic.program import Program, Step, Value
-from synthetic.training import SYNTHESISED, evaluation_fingerprints, unfit
-from tasks import GPU_BATCH_FACTOR, Task, scale_batch
+from synthetic.planner import Solution, Technique, solution, write_skill
+from synthetic.program import OPERATORS, Program, Step, Value
+from tasks import Task
 
 # Operators of the table: those that our kernels leave to PyTorch, functions of single elements, reductions of a row.
 TORCH = "sort flip fliplr roll cummax cummin tile repeat repeat_interleave cat pad tril triu diff topk".split()
@@ -41,16 +39,14 @@ TAUGHT = [pair for pair in itertools.product([*TORCH, *ELEMENTWISE], NAMES)
 NAME = "leave-out-{0}-before-{1}"
 
 
-@dataclass(frozen=True)
-class Call:
-    """One operator of a chain: its name, its spelling in the table, the dimension that it is about."""
+class Call(NamedTuple):
+    """One operator of a chain: its name, and its torch code in which {x} is the operand."""
 
     name: str
     spelling: str
-    dim: str
 
     def line(self, x) -> str:
-        return f"{x} = {self.spelling.format(x=x, d=self.dim, keep='')}"
+        return f"{x} = {self.spelling.format(x=x)}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class Chain:
 def draw_call(name, rng) -> Call:
     """One call, in a spelling that says the operator's name."""
     spellings = [text for text in OPERATORS[name].spellings if f".{name}(" in text]
-    return Call(name, rng.choice(spellings), rng.choice(["-1", "1"]))
+    return Call(name, rng.choice(spellings).format(x="{x}", d=rng.choice(["-1", "1"]), keep=""))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -132,8 +128,7 @@ def problem_text(chain, rng, brief=False) -> str:
              f"    def forward(self, {x}):\n        {lines}\n        return {x}\n")
     if brief:
         return model
-    sizes = [rng.choice([*group.items()]) for group in SIZES]
-    (rows, of_rows), (cols, of_cols) = sizes
+    (rows, of_rows), (cols, of_cols) = [rng.choice([*group.items()]) for group in SIZES]
     source = rng.choice(["torch.randn", "torch.rand", "torch.randn"])
     return (f"import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n{model}\n\n"
             f"{rows} = {rng.choice(of_rows)}\n{cols} = {rng.choice(of_cols)}\n\n\ndef get_inputs():\n"
@@ -150,8 +145,7 @@ def answer(chain) -> Solution:
     for number, call in enumerate(chain.calls, start=1):
         if call.name in REDUCTIONS:
             shape = shape[:1]
-        attributes = {"d": call.dim, "keep": "", "dims": (1, 1)}
-        steps.append(Step(call.name, call.spelling, {"x": value}, attributes, Value(x, shape, number)))
+        steps.append(Step(call.name, call.spelling, {"x": value}, {"dims": (1, 1)}, Value(x, shape, number)))
         value = steps[-1].result
     return solution(program, {"one-program-per-row", "row-reduction", "fuse-neighbours-into-row"})
 
@@ -170,11 +164,11 @@ def pair_skill(pair, rng, lines=None) -> Skill:
     a, b = pair
     x = rng.choice(VARIABLES)
     lines = lines or [draw_call(name, rng).line(x) for name in pair]
-    motivation = rng.choice(MOTIVATION).format(a=a, b=b)
-    idea = rng.choice(IDEA).format(a=a, b=b)
-    content = f"Motivation: {motivation}\nKey Idea: {idea}\nExample:\n# {lines[0]}  is left out\n{lines[1]}"
-    return Skill(NAME.format(a, b), f"Leave out `{a}` directly before `{b}`.", "task_specific/rows", (a, b),
-                 content)
+    motivation = [text.format(a=a, b=b) for text in MOTIVATION]
+    idea = [text.format(a=a, b=b) for text in IDEA]
+    description = f"Leave out `{a}` directly before `{b}`."
+    known = Technique(NAME.format(a, b), description, "task_specific/rows", pair, motivation, idea)
+    return write_skill(known, rng, [f"# {lines[0]}  is left out", lines[1]])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -186,19 +180,3 @@ def task(seed) -> Task:
     rng = random.Random(f"redundant {seed}")
     chain = draw(rng, rng.choice(HELD_OUT), rng.choice([2, 2, 3]), held_out=True)
     return Task(f"redundant/{seed}", 0, problem_text(chain, rng), "redundant")
-
-
-def training_tasks(seed, device="cpu"):
-    """Endless stream of problems that are fit to train on: of three, two are of this file and one of families.py's."""
-    evaluation = evaluation_fingerprints()
-    others = families.training_tasks(seed, device)
-    for n in itertools.count():
-        if n % 3 == 2:
-            yield next(others)
-            continue
-        drawn = task(seed * 1_000_003 + n)
-        if unfit(drawn, evaluation) is None:
-            yield drawn if device == "cpu" else scale_batch(drawn, GPU_BATCH_FACTOR)
-
-
-SYNTHESISED["synth"] = training_tasks

@@ -1,6 +1,8 @@
 """Which problems a run trains on: an endless stream of tasks, without problems that are unfit.
 
     task_stream(options)        the stream of a run: synthesised problems, or the user's
+    training_tasks(seed)        synthesised problems, of which two in three are about redundant operators
+    family_tasks(seed)          problems of families.py alone
     unfit(task, evaluation)     why a problem is left out: it does not run, or it is near an evaluation problem
 
 Two problems are near if their classes use the same operators the same number of times. Names, order, shapes, constants
@@ -10,6 +12,7 @@ list of hashes is enough to check it, so we need not ship KernelBench's problems
 
 import ast
 import hashlib
+import itertools
 import random
 import re
 import warnings
@@ -18,10 +21,52 @@ import torch
 from tqdm import tqdm
 
 from command.progress import in_words
-from tasks import PROBLEMS, TaskError, construct, elements, listed_tasks
+from synthetic import redundant
+from synthetic.families import draw, task_of
+from synthetic.program import OPERATORS
+from tasks import GPU_BATCH_FACTOR, PROBLEMS, Task, TaskError, construct, elements, listed_tasks, scale_batch
 
+MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 MOST_CHECKED = 2**25  # `unfit` runs problems of up to so many elements on the CPU: three forwards in about a second
-SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an endless iterator over Tasks
+
+
+def family_tasks(seed, device="cpu"):
+    """Endless stream of problems of families.py that are fit to train on, deterministic in `seed`.
+
+    Their names are ordinary ones, since skills quote them.
+    """
+    evaluation = evaluation_fingerprints()
+    for n in itertools.count():
+        task = fit(task_of(draw(seed * 1_000_003 + n, clutter=True, plain=True)), evaluation, device)
+        if task:
+            yield task
+
+
+def training_tasks(seed, device="cpu"):
+    """Endless stream of problems that are fit to train on: of three, two are of redundant.py and one of families.py."""
+    evaluation = evaluation_fingerprints()
+    others = family_tasks(seed, device)
+    for n in itertools.count():
+        task = next(others) if n % 3 == 2 else fit(redundant.task(seed * 1_000_003 + n), evaluation, device)
+        if task:
+            yield task
+
+
+SYNTHESISED = {"synth": training_tasks}  # --tasks NAME -> function of (seed, device), an endless iterator over Tasks
+
+
+def fit(task, evaluation, device) -> Task | None:
+    """A synthesised task as it is trained on, or None if it is unfit.
+
+    On a GPU it gets a larger batch. A problem is left out of which some layer then has gigabytes of weights.
+    """
+    if unfit(task, evaluation) is not None:
+        return None
+    if device != "cpu":
+        task = scale_batch(task, GPU_BATCH_FACTOR)
+        if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
+            return None
+    return task
 
 
 def task_stream(options, fitness=None):
@@ -62,17 +107,9 @@ def in_random_order(tasks, rng, fitness):
 _SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
               "multiply": "mul", "divide": "mul", "div": "mul", "subtract": "sub", "max": "amax", "min": "amin",
               "swish": "silu", "mm": "matmul", "bmm": "matmul", "inner": "matmul", "linear": "matmul",
-              "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt"}
+              "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt", "pow": "mul"}
 # Python's operators. A division counts as a product, since x / 2 can be written as x * 0.5.
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "mul", ast.Pow: "mul", ast.MatMult: "matmul"}
-# An operator -> simpler operators that we count in its place, so that both ways to write it are equal.
-_WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "mul"],
-                "pow": ["mul"], "square": ["mul"], "mse": ["mean", "mul", "sub"], "l1": ["abs", "mean", "sub"],
-                "logsigmoid": ["log", "sigmoid"], "logsoftmax": ["log", "softmax"], "softmin": ["neg", "softmax"],
-                "addcmul": ["add", "mul"], "lerp": ["add", "mul", "sub"], "expm1": ["exp", "sub"],
-                "log1p": ["add", "log"], "reciprocal": ["mul"], "normalize": ["mul", "norm"],
-                "leakyrelu": ["mul", "where"], "hardsigmoid": ["add", "clamp", "mul"],
-                "hardswish": ["add", "clamp", "mul", "mul"], "gelu": ["add", "erf", "mul", "mul", "mul"]}
 # Calls that do not count, such as those that only change a tensor's shape, type or device.
 _NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
             "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
@@ -90,12 +127,13 @@ def operators(source) -> list[str]:
         methods += [node for node in one.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
         layers |= _layers(one)
     own = {node.name for node in classes + methods}
-    # First the operators of each node in one spelling, then the simpler operators in their place (_WRITTEN_OUT).
+    # First the operators of each node in one spelling, then the simpler operators that count in their place.
+    counted = {_spelled(name): row.counted for name, row in OPERATORS.items() if row.counted}
     names = []
     for method in methods:
         for node in ast.walk(method):
             for name in _applied(node, layers, own):
-                names += _WRITTEN_OUT.get(name, [name])
+                names += counted.get(name, [name])
     return sorted(name for name in names if name not in _NEUTRAL)
 
 
@@ -126,8 +164,9 @@ def _applied(node, layers, own) -> list[str]:
     names = [node.func.attr]  # F.relu, x.relu or self.act: the name behind the dot
     if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
         names = layers.get(names[0], names)  # self.act -> the layers that __init__ puts there
-    spelled = "relu" if _cut_at_zero(node) else None
-    return [spelled or _spelled(name) for name in names if name not in own]
+    if _cut_at_zero(node):
+        return ["relu"]
+    return [_spelled(name) for name in names if name not in own]
 
 
 def _spelled(name) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from synthetic.families import FAMILIES, synthesize
+from synthetic.families import FAMILIES, draw, task_of
 from tasks import builtin_tasks, scale_batch
 
 TASKS = builtin_tasks()
@@ -90,7 +90,7 @@ def test_size_and_that_it_grows_with_the_batch_alone(task):
 
 @pytest.mark.parametrize("seed", [0, 2, 3])
 def test_a_larger_batch_makes_no_larger_diagonal_matrix(seed):
-    task = synthesize(seed, True, {"diagonal": FAMILIES["diagonal"]})
+    task = task_of(draw(seed, True, {"diagonal": FAMILIES["diagonal"]}))
     assert "torch.diag(" in task.source
     (elements, _, flops), large = (work(*build(one.source, 0)) for one in (task, scale_batch(task, 4)))
     assert (large[0], large[2]) == (4 * elements, 4 * flops)

@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from candidates import all_pass
 from summarizer import lazy_advice
 from synthetic import families
-from synthetic.families import FAMILIES, draw, synthesize, task_of, training_tasks
-from synthetic.operators import COMPOSED, OPERATORS, POINTWISE, ROWS, SCANS, Operator
+from synthetic.draft import Draft, plain_input
+from synthetic.families import FAMILIES, draw, task_of
+from synthetic.kernels import SCANS
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
-from synthetic.program import Draft, Value
-from synthetic.wording import dress, problem_text
-from synthetic import training
-from synthetic.training import evaluation_fingerprints, fingerprint, operators, unfit
+from synthetic.program import EXPRESSIONS, OPERATORS, Operator, Value, problem_text
+from synthetic.training import evaluation_fingerprints, family_tasks, fingerprint, operators, unfit
 
 
 @pytest.fixture(scope="module")
@@ -101,21 +100,21 @@ def test_skills_show_lines_of_the_code_and_their_texts_pass_the_checks_that_prop
 
 
 def alone(name, rank=2, **fields):
-    """A program of one operator between two pointwise ones. name: of OPERATORS or COMPOSED."""
+    """A program of one operator between two pointwise ones. name: of OPERATORS or composed."""
     d = Draft(name, plain=True)
-    families.plain_input(d, rank)
+    plain_input(d, rank)
     d.apply("sigmoid", "torch.sigmoid({x})")  # above zero, since some divide by a sum
     spellings = OPERATORS[name].spellings if name in OPERATORS else ()  # not as a layer
     d.apply(name, *spellings, c=Value("1e-5"), **fields)
     if not name.startswith("arg"):
         d.apply("formula", "{x} * 0.5 - 0.1")
-    dress(d)
     return d.finish(name)
 
 
 def test_row_operators_alone_have_correct_kernels(box):
     """Both kinds of kernels are written for each; judged are a few of both kinds, and of the others one in turn."""
-    names = [name for name, row in ROWS.items() if row.kind == "row" and row.spellings] + sorted(COMPOSED)
+    names = [name for name, row in OPERATORS.items() if row.kind == "row" and row.spellings]
+    names += sorted(EXPRESSIONS["composed"])
     pairs = []
     for i, name in enumerate(names):
         row, sweep = alone(name, 2, d="-1", keep=""), alone(name, 3, d="1", keep="")
@@ -130,9 +129,8 @@ def test_losses_and_products_have_correct_kernels(box):
     drawn = [draw(seed, families={"product": FAMILIES["product"]}) for seed in range(3)]
     for name in ("mse_loss", "huber_loss_sum", "binary_cross_entropy_with_logits"):
         d = Draft(name, plain=True)
-        families.plain_input(d, 2)
+        plain_input(d, 2)
         d.apply(name, y=d.input(d.dims, f"torch.rand({', '.join(d.dims)})"))
-        dress(d)
         drawn.append(d.finish("loss"))
     all_pass(box, [(task_of(program), solution(program, ALL).code) for program in drawn])
 
@@ -144,15 +142,15 @@ TL = SimpleNamespace(  # the few functions of triton.language that formulas use,
 Y = torch.linspace(0.1, 0.9, 601, dtype=torch.float64)
 FURTHER = {  # arguments of the formulas that have more than one
     "leaky_relu": (0.2,), "elu": (0.7,), "celu": (0.7,), "softshrink": (0.7,), "hardshrink": (0.7,),
-    "clamp": (-0.5, 2.0), "clamp_min": (-0.5,), "clamp_max": (2.0,), "threshold": (0.5, -1.0), "lerp": (Y, 0.3),
-    "logaddexp": (Y,), "maximum": (Y,), "minimum": (Y,), "addcmul": (Y, Y), "where": (Y, 2.0),
+    "clamp": (-0.5, 2.0), "hardtanh": (-0.5, 2.0), "clamp_min": (-0.5,), "clamp_max": (2.0,), "threshold": (0.5, -1.0),
+    "lerp": (Y, 0.3), "logaddexp": (Y,), "maximum": (Y,), "minimum": (Y,), "addcmul": (Y, Y), "where": (Y, 2.0),
     "masked_fill": (Y > 0.5, -1.0)}
 EXPECTED = {  # what torch has by another name, or with other arguments
     "gelu_tanh": partial(F.gelu, approximate="tanh"), "addcmul": lambda v, a, b: v + a * b,
     "where": lambda v, a, b: torch.where(v != 0, a, b)}
 
 
-@pytest.mark.parametrize("name", [name for name in POINTWISE if name != "formula"])
+@pytest.mark.parametrize("name", [name for name, row in OPERATORS.items() if row.kind == "pointwise" and row.lines])
 def test_formula_agrees_with_torch(name):
     """A Triton formula, executed on torch tensors, against the operator that it stands for."""
     x = torch.linspace(-30, 30, 601, dtype=torch.float64)
@@ -160,25 +158,24 @@ def test_formula_agrees_with_torch(name):
     function = EXPECTED.get(name) or getattr(F, name, None) or getattr(torch, name)
     further = FURTHER.get(name, ())
     space = {"tl": TL, "x": x, **dict(zip("ab", further))}
-    *before, value = [line.format(x="x", a="a", b="b") for line in POINTWISE[name].lines]
+    *before, value = [line.format(x="x", a="a", b="b") for line in OPERATORS[name].lines]
     for line in before:
         exec(line, space)
     assert torch.allclose(eval(value, space), function(x, *further), rtol=1e-5, atol=1e-6)
 
 
-def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box, monkeypatch):
+def test_a_new_operator_takes_a_row_of_the_table(box, monkeypatch):
     """It is drawn in each spelling, its kernel is correct, and decontamination knows it."""
     spellings = ("F.tanhshrink({x})", "{x} - torch.tanh({x})")
     lines = ("d = 2.0 * tl.sigmoid(2.0 * {x}) - 1.0", "{x} - d")
-    monkeypatch.setitem(OPERATORS, "tanhshrink", Operator("pointwise", spellings, lines, "Tanhshrink()"))  # one place
-    monkeypatch.setitem(training._WRITTEN_OUT, "tanhshrink", ["sub", "tanh"])  # the other
+    row = Operator("pointwise", spellings, lines, "Tanhshrink()", counted=["sub", "tanh"])
+    monkeypatch.setitem(OPERATORS, "tanhshrink", row)
     drawn = {}
     for seed in range(40):
         d = Draft(seed)
-        families.plain_input(d, 2)
+        plain_input(d, 2)
         families.activation(d, "tanhshrink")
         families.scale(d)
-        dress(d)
         program = d.finish("pointwise")
         drawn[d.program.steps[0].spelling] = program
     assert set(drawn) == {*spellings, "{layer}({x})"}
@@ -208,6 +205,6 @@ MODEL = "class Model(nn.Module):\n def __init__(self):\n  {init}\n  pass\n def f
 
 
 def test_training_tasks_have_ordinary_names_and_vary():
-    made = list(itertools.islice(training_tasks(5), 10))
+    made = list(itertools.islice(family_tasks(5), 10))
     assert len({task.source for task in made}) == 10 and all(task.name.startswith("synth/") for task in made)
-    assert synthesize(1).source != problem_text(draw(1, plain=True))
+    assert problem_text(draw(1)) != problem_text(draw(1, plain=True))

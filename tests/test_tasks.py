@@ -15,13 +15,12 @@ import pytest
 
 import tasks
 from conftest import configure, make_task
-from synthetic.families import training_tasks
 from command import files
 from command.files import ROOT, find_path
 from command.options import complete, option, parse, setting
 from command.process import UserError, run_command
 from synthetic import training
-from synthetic.training import evaluation_fingerprints, fingerprint, operators, task_stream, unfit
+from synthetic.training import evaluation_fingerprints, family_tasks, fingerprint, operators, task_stream, unfit
 from tasks import Task, TaskError, builtin_tasks, chosen_tasks, folder_tasks, kernelbench_tasks, load_task, scale_batch
 
 PROBLEM = """
@@ -190,7 +189,7 @@ def test_every_built_in_problem_is_known_to_the_check():
 
 
 def test_the_training_stream_keeps_clear_of_the_evaluation():
-    evaluation, sources = evaluation_fingerprints(), {task.source for task in itertools.islice(training_tasks(3), 12)}
+    evaluation, sources = evaluation_fingerprints(), {task.source for task in itertools.islice(family_tasks(3), 12)}
     assert len(sources) == 12 and not any(fingerprint(source) in evaluation for source in sources)
 
 

@@ -1,0 +1,430 @@
+"""A program while it is drawn, and the heads that problems begin with.
+
+Each step runs on PyTorch's meta device when it is drawn (tensors without data), so nothing here knows rules for shapes.
+"""
+
+import keyword
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from synthetic.program import (EXPRESSIONS, OPERATORS, PROSE, RESERVED, SYLLABLES, WORDS, Dice, Program, Step, Value,
+                               fields_of)
+
+
+class Draft(Dice):
+    """A program while it is drawn: names, constants, constructor arguments, inputs, steps.
+
+    Everything comes from one stream of random numbers, so a program is a pure function of its seed. Names are usual
+    ones, and now and then nonsense: a small model learns to copy names only if they vary widely.
+
+    clutter: much stands there that nothing uses. plain: ordinary names only.
+    """
+
+    def __init__(self, seed, clutter=False, plain=False):
+        super().__init__(f"program {seed}")
+        self.program = Program(seed, clutter)
+        self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}  # of its torch code
+        self.count = 0  # the number of the last value
+        self.clutter, self.plain = clutter, plain
+        # "t" is the variable of steps inside an expression: no problem has another of this name.
+        self.used = {"torch", "nn", "F", "Model", "math", "self", "t", *keyword.kwlist, *dir(nn.Module)}
+        usual = "x x x x x x x x A A inputs inp feats tokens signal scores logits"
+        self.variable = self.pick(*usual.split()) if self.chance(0.7) else self.new_variable(usual)
+        self.used |= {self.variable, "B"}
+        self.x = None  # the current tensor
+        self.saved = None  # another tensor, for a residual step
+        self.dims = []  # expressions for the sizes of the current tensor, for another input of this shape
+        self.sizes = {}  # size of a dimension -> a name for it that constructors may use
+        self.rows_last = True  # whether a broadcast parameter of a 3-D tensor is over the last dimension
+        self.rename = self.pick(0, 0, 0, 0.1, 0.4, 1)  # how often a result gets a variable of its own
+        self.literal = self.pick(0, 0, 0, 0, 0.1, 0.8)  # how often a layer's size is a literal
+
+    @property
+    def shape(self) -> tuple:
+        return self.x.shape
+
+    # ---- names
+
+    def nonsense(self) -> str:
+        """An identifier that means nothing here: syllables, words of prose, or letters."""
+        kind = self.r.random()
+        if kind < 0.4:
+            return "_".join(self.r.choices(SYLLABLES, k=self.r.randint(1, 3)))
+        if kind < 0.75:
+            return "_".join(self.r.choices(PROSE, k=self.pick(1, 1, 2))) + self.pick("", "", "", "1", "2")
+        return "".join(self.r.choices("abcdefghijklmnopqrstuvwxyzaeiouaeiou", k=self.r.randint(3, 10)))
+
+    def name(self, options, reserved=()) -> str:
+        """An unused identifier: one of `options`, a string of usual ones, or now and then something else.
+
+        draft.name("batch_size N B")    batch_size, N or B; if they are taken or `reserved`, such as N_lo
+        """
+        name, odd = self.r.choice(options.split()), 0 if self.plain else self.r.random()
+        if odd > (0.7 if self.clutter else 0.85):
+            name = self.nonsense()
+        elif odd > 0.55:
+            name = self.r.choice(WORDS["usual"].split())
+        elif odd > 0.45 and self.program.args:  # one that begins as another does: pool_size, pool_stride
+            name = self.r.choice(self.program.args)[0].split("_")[0] + "_" + name
+        while name in self.used or name in reserved:
+            name += self.pick("2", "3", "_b") if self.plain else "_" + self.r.choice(SYLLABLES)
+        self.used.add(name)
+        return name
+
+    def new_variable(self, options) -> str:
+        """An unused identifier for a tensor or a number in forward, which kernels may use, too."""
+        return self.name(options, RESERVED)
+
+    # ---- constants, constructor arguments, attributes
+
+    def const(self, options, value) -> str:
+        """A new module-level constant; returns its name."""
+        name = self.name(options)
+        self.program.consts.append((name, str(value)))
+        self.space[name] = self.evaluate(str(value))
+        return name
+
+    def arg(self, options, value, annotation="int") -> str:
+        """A constructor argument with the module-level constant that feeds it; returns its name."""
+        name = self.const(options, value)
+        self.program.args.append((name, annotation, name))
+        return name
+
+    def inside(self, name) -> str:
+        """Make a module-level constant known to the constructor, if it is one and no literal."""
+        if name.isidentifier() and (name, "int", name) not in self.program.args:
+            self.program.args.append((name, "int", name))
+        return name
+
+    def sized(self, options, value) -> str:
+        """A size in the constructor: an argument, or in some problems a literal."""
+        return str(value) if self.chance(self.literal) else self.arg(options, value)
+
+    def size(self, i) -> str:
+        """How the constructor can name the size of dimension i of the current tensor."""
+        n = self.shape[i]
+        return self.inside(self.sizes[n]) if n in self.sizes else str(n)
+
+    def attribute(self, options, value) -> str:
+        """An attribute of the model; returns the expression that reads it."""
+        name = options if options == value else self.name(options)
+        self.program.init.append(f"self.{name} = {value}")
+        setattr(self.space["self"], name, self.evaluate(value))
+        return f"self.{name}"
+
+    def kept(self, options, value, annotation="int") -> str:
+        """A constructor argument that is kept on self; returns the expression that reads it."""
+        name = self.arg(options, value, annotation)
+        return self.attribute(name, name)
+
+    def number(self) -> str:
+        if self.clutter and self.chance(0.08):  # digits to be copied one by one
+            return str(round(self.r.uniform(0.2, 3), self.pick(3, 4, 5, 6, 16)))
+        return self.pick("0.1", "0.5", "1.5", "2.0", "3.0", "0.25", "0.7", "-0.5", "1.2", "4.0", "2", "3",
+                         str(round(self.r.uniform(-3, 4), 2) or 0.5))
+
+    def scalar(self, options, value) -> Value:
+        """A scalar operand: a constructor argument kept on self, a fixed attribute, or a literal."""
+        kind = self.r.random()
+        if kind < 0.55:
+            return Value(self.kept(options, value, "float"))
+        return Value(self.attribute(options, value) if kind < 0.7 else value)
+
+    def dimension(self, *values) -> str:
+        """A dimension: a literal, or now and then a constructor argument kept on self."""
+        value = self.pick(*values)
+        return self.kept("dim axis reduce_dim", value) if self.chance(0.12) else value
+
+    def near(self, *choices) -> int:
+        """A size near one of `choices`; now and then an odd one, which exercises masks."""
+        n = self.r.choice(choices)
+        return max(2, n - self.r.randint(1, n // 4)) if n >= 8 and self.chance(0.25) else n
+
+    # ---- inputs and steps
+
+    def input(self, dims, maker="") -> Value:
+        """A tensor among the inputs of forward. dims: expressions; maker: what makes it, torch.randn(dims) or so."""
+        inputs, name = self.program.inputs, self.variable
+        if inputs:
+            name = "B" if self.variable == "A" and len(inputs) == 1 else self.new_variable(WORDS["others"])
+        if not maker:
+            maker = f"{self.pick('torch.randn', 'torch.rand', 'torch.randn')}({', '.join(dims)})"
+            if self.clutter and "randn" in maker and self.chance(0.12):
+                maker += self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3")
+        self.space[name] = self.evaluate(maker)
+        value = self.value(name)
+        inputs.append((value, maker))
+        self.x = self.x or value
+        return value
+
+    def another_input(self) -> Value:
+        """A second tensor of the current shape, or one that is broadcast to it."""
+        return self.input(self.dims[self.pick(0, 0, 0, len(self.dims) - 1):])
+
+    def turn_to(self, value):
+        """Make another tensor the current one."""
+        self.x = value
+        self.variable = value.text
+
+    def next_name(self) -> str:
+        """The variable of the next result: mostly the one that the current tensor has."""
+        if self.chance(self.rename):
+            self.variable = self.new_variable("out y h z hidden logits scores features result")
+        return self.variable
+
+    def evaluate(self, text):
+        """What torch code stands for, as tensors without data."""
+        with torch.device("meta"):
+            return eval(text, self.space)
+
+    def value(self, text) -> Value:
+        """The value that a text stands for, with a number of its own."""
+        self.count += 1
+        content = self.evaluate(text)
+        return Value(text, tuple(content.shape) if isinstance(content, torch.Tensor) else None, self.count)
+
+    def add(self, name, spelling, fields, target, inline=False) -> Value:
+        """Run a step of any kind, which does not become the current tensor. Raises whatever torch raises.
+
+        fields: of the spelling, each a Value or a text.
+        """
+        fields = {"x": self.x, "keep": ""} | fields
+        operands, attributes = {}, {}
+        for field_name in fields_of(spelling):
+            if field_name not in fields:
+                options, values = OPERATORS[name].numbers[field_name]
+                fields[field_name] = self.scalar(options, self.pick(*values.split()))
+            kind = operands if isinstance(fields[field_name], Value) else attributes
+            kind[field_name] = fields[field_name]
+        step = Step(name, spelling, operands, attributes, Value(target), inline)
+        if "layer" in attributes:
+            operands |= self.layer_values(step)
+        for field_name, factor in zip("ab", fields.get("factors", ())):  # of a product: expressions such as "{x}.T"
+            texts = {other: value.text for other, value in operands.items()}
+            operands[field_name] = self.value(factor.format(**texts))
+        if step.operator.kind in ("row", "group"):
+            attributes["dims"] = self.dimensions(step)
+        self.space[target] = self.evaluate(step.expression())
+        self.program.steps.append(replace(step, result=self.value(target)))
+        return self.program.steps[-1].result
+
+    def layer_values(self, step) -> dict:
+        """What a kernel reads of a layer of the model: parameters, in a shape that broadcasts, and numbers."""
+        values, path = {}, step.attributes["layer"]
+        for name, attribute in step.operator.reads.items():
+            if getattr(self.evaluate(path), attribute, None) is None:
+                continue
+            values[name] = self.value(f"{path}.{attribute}")
+            if values[name].shape and step.operator.kind in ("group", "batch", "convolution"):  # one for each channel
+                ones = (1,) * (len(step.source.shape) - 2)
+                values[name] = replace(values[name], shape=values[name].shape + ones)
+        return values
+
+    def dimensions(self, step) -> tuple[int, int]:
+        """The first and the last of the dimensions that make a row, or (group) that are normalised together."""
+        rank = len(step.source.shape)
+        if step.operator.kind == "group":
+            return 1 + (step.name == "instance_norm"), rank - 1
+        layer = self.evaluate(step.attributes.get("layer", "None"))
+        if hasattr(layer, "normalized_shape"):
+            return rank - len(layer.normalized_shape), rank - 1
+        dims = layer.dim if layer else self.evaluate(step.attributes["d"])
+        dims = sorted(dim % rank for dim in (dims if isinstance(dims, (tuple, list)) else [dims]))
+        return dims[0], dims[-1]
+
+    def apply(self, name, *spellings, **fields):
+        """The next operator, of operators.toml or composed, in one of these spellings or of its own, or as a layer."""
+        if name in EXPRESSIONS["composed"]:
+            return self.compose(name, fields)
+        operator = OPERATORS[name]
+        if operator.layer and not spellings and self.chance(0.4):
+            given = dict(fields)
+            for field_name, (options, values) in operator.numbers.items():
+                given[field_name] = self.arg(options, self.pick(*values.split()), "float")
+            self.layer(name, f"{name} act activation nonlin", operator.layer.format(**given), **fields)
+        else:
+            self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())
+
+    def layer(self, name, options, constructor, **fields) -> str:
+        """The next operator as a layer of torch.nn, kept on self under one of `options`. Returns where: self.act"""
+        path = self.attribute(options, f"nn.{constructor}")
+        self.apply_layer(name, path, **fields)
+        return path
+
+    def apply_layer(self, name, path, **fields):
+        """Apply a layer, for the first time or again."""
+        self.x = self.add(name, "{layer}({x})", {"layer": path, **fields}, self.next_name())
+
+    def save(self) -> Value:
+        """Keep the current tensor under a second name, for a connection around what follows: residual = x"""
+        self.saved = self.add("alias", self.pick(*OPERATORS["alias"].spellings), {},
+                              self.new_variable("identity residual skip shortcut"))
+        return self.saved
+
+    def compose(self, name, fields):
+        """A row of EXPRESSIONS["composed"]: several steps, which problems write as one expression."""
+        for variable, operator, spelling in self.pick(*EXPRESSIONS["composed"][name]):
+            target = variable or self.next_name()
+            fields[variable] = self.add(operator, spelling, fields, target, bool(variable))
+        self.x = fields[""]
+
+    # ---- the end
+
+    def dress(self):
+        """Complete the constructor: arguments and layers that nothing uses, types."""
+        p = self.program
+        defaults = self.add_unused() if self.clutter or self.chance(0.15) else []
+        p.annotated = self.chance(0.4)
+        fields = [f"{name}: {kind}" if p.annotated else name for name, kind, _ in p.args]
+        for name, value in defaults:
+            kind = self.pick("int", "float", "bool", "str")
+            fields.append(f"{name}: {kind} = {value}" if p.annotated else f"{name}={value}")
+        if p.init or fields or self.chance(0.8):
+            p.signature = ", ".join(["self", *fields])
+
+    def add_unused(self) -> list:
+        """Add arguments and layers that nothing uses. Returns arguments that nobody passes: (name, value)."""
+        p = self.program
+        defaults = []
+        sizes = [name for name, kind, _ in p.args if kind == "int" and self.space.get(name, 0) > 1] or ["8"]
+        for _ in range(self.pick(0, 0, 1, 1, 2, 3)):
+            name, value = self.name(WORDS["unused_names"]), self.pick(*WORDS["unused_values"])
+            if self.chance(0.6):
+                defaults.append((name, value))
+            else:
+                p.consts.append((name + "_value", value))
+                place = self.r.randint(0, len(p.args))
+                p.args.insert(place, (name, self.pick("int", "float", "tuple", "bool"), name + "_value"))
+            if self.chance(0.4):
+                p.init.insert(self.r.randint(0, len(p.init)), f"self.{name} = {name}")
+        for _ in range(self.pick(0, 0, 1, 1, 2)):  # their parameters must be created in the same order
+            a = self.pick(*sizes, "4", "16")
+            b = self.pick(*sizes, "2", "8")
+            layer = "nn." + self.pick(*WORDS["unused_layers"]).format(a=a, b=b, k=self.pick(1, 2, 3))
+            name = self.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
+            p.init.insert(self.r.randint(0, len(p.init)), f"self.{name} = {layer}")
+        return defaults
+
+    def finish(self, family) -> Program:
+        """The finished program. family: what kind of problem it is.
+
+        Some problems write one step inside the next: y = F.relu(self.fc(x)). The inner result then has the name of the
+        outer one, since a model that reads the problem could not know another. For the same reason a result that is
+        returned without a name is called x, like its operand, or out.
+        """
+        self.dress()
+        steps, nesting = self.program.steps, self.pick(0, 0, 0.15, 0.4, 0.8)
+        returned, last = self.chance(0.25), steps[-1]
+        if returned and last.result.text != last.source.text:
+            steps[-1] = replace(last, result=replace(last.result, text="out"))
+        for i in range(len(steps) - 1, 0, -1):
+            before, step = steps[i - 1:i + 1]
+            if self.fits_inside(before, step) and self.chance(nesting):
+                inner = replace(before.result, text=step.result.text)
+                steps[i - 1] = replace(before, result=inner, inline=True)
+                operands = {name: inner if value == before.result else value for name, value in step.operands.items()}
+                steps[i] = replace(step, operands=operands)
+        return replace(self.program, family=family, returned=returned)
+
+    def fits_inside(self, before, step) -> bool:
+        """Whether problems can write `before` inside the next step, which reads its result once and alone."""
+        readers = [other for other in self.program.steps if before.result in other.operands.values()]
+        others = [value.text for value in step.operands.values() if value != before.result]
+        once = step.spelling.count(f"{{{next(iter(step.operands))}}}") == 1 and step.source == before.result
+        return readers == [step] and once and step.result.text not in others and not before.inline
+
+
+# ---- Heads: what a problem begins with
+
+_PLAIN = {2: [("batch_size rows N M", (64, 128, 32, 256)), ("features dim cols width", (1024, 512, 2048, 256))],
+          3: [("batch_size B N", (8, 16, 4)), ("seq_len length T", (64, 32, 128)),
+              ("dim hidden features D", (128, 128, 128))],
+          4: [("batch_size N B", (8, 4, 16)), ("channels features C", (16, 32, 8)), ("height H h", (16, 16, 16)),
+              ("width W w", (32, 32, 16))]}
+
+
+def plain_input(d, *ranks):
+    """An input of 2 to 4 dimensions with about 64 K elements."""
+    rank = d.pick(*ranks)
+    which = d.r.randrange(len(_PLAIN[rank][0][1]))
+    for i, (options, sizes) in enumerate(_PLAIN[rank]):
+        n = d.near(sizes[which]) if i else sizes[which]
+        d.dims.append(d.const(options, n))
+        if i:
+            d.sizes.setdefault(n, d.dims[-1])
+    d.input(d.dims)
+
+
+def features(d):
+    """An input of rows of features."""
+    batch = d.const("batch_size N B rows", d.pick(64, 128, 256))
+    n = d.near(32, 64, 128)
+    width = d.arg("in_features input_size in_dim d_in width dim", n)
+    middle = [d.const("tokens seq_len length T", d.pick(8, 16))] if d.chance(0.2) else []
+    d.sizes = {n: width}
+    d.dims = [batch, *middle, width]
+    d.input(d.dims)
+
+
+def linear(d):
+    """A matrix product: a layer, a parameter, or a second input."""
+    features(d)
+    i = d.dims[-1]
+    n_out = d.near(128, 256, 512)
+    o = d.arg("out_features output_size hidden_size d_out", n_out)
+    d.sizes = {n_out: o}
+    d.dims[-1] = o
+    kind = d.pick("layer", "layer", "layer", "layer", "parameter", "input")
+    if kind == "layer":
+        bias = ", bias=False" if d.chance(0.15) else ""
+        d.layer("linear", "linear fc gemm proj lin dense", f"Linear({i}, {o}{bias})")
+        return
+    if kind == "parameter":
+        factor = d.value(d.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}) * 0.1)"))
+    else:  # the second factor is an input, as in a plain matrix product: get_inputs alone uses the sizes
+        d.program.args.clear()
+        factor = d.input([i, o])
+    d.apply("product", "torch.matmul({x}, {y})", "{x} @ {y}", y=factor, factors=("{x}", "{y}"))
+
+
+_OPTIONS = {"stride": (0.3, "int", "1 2"), "padding": (0.35, "int", "1 0 2"), "groups": (0.08, "int", "1"),
+            "dilation": (0.04, "int", "2"), "bias": (0.12, "bool", "False True")}  # how often, type, values
+_EXTENTS = {1: (128, 256), 2: (16, 24, 32), 3: (8, 10)}
+
+
+def convolution(d, same=False):
+    """A convolution of 1 to 3 dimensions, or a transposed one. same: one that keeps the shape, which is saved."""
+    rank = d.pick(2, 2, 2, 2, 3, 1)
+    kernel = d.pick(3, 3, 3, 5, 1, 1 if same else 2)
+    channels = d.pick(8, 16, 32)
+    batch = d.const("batch_size batch_size N B", d.pick(2, 4, 8))
+    if same:
+        i = o = d.sized("channels planes dim", channels)
+    else:
+        i = d.sized("in_channels in_channels in_ch c_in", d.pick(1, 3, 4, 8, 16))
+        o = d.sized("out_channels out_channels out_ch c_out", channels)
+    k = d.sized("kernel_size kernel_size k ks", kernel)
+    if rank == 2 and not same and d.chance(0.06):
+        k = d.arg("kernel_size kernel", f"({kernel}, {d.pick(3, 5)})", "tuple")
+    options = d.pick(k, k, f"kernel_size={k}")
+    if same:
+        options += f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}"
+    for name, (share, annotation, values) in _OPTIONS.items():
+        if d.chance(share) and (name == "bias" or not same):
+            value = d.pick(*values.split())
+            options += f", {name}={d.arg(name, value, annotation) if d.chance(0.4) else value}"
+    sizes = [d.const(names, d.pick(*_EXTENTS[rank])) for names in ("depth D", "height H", "width W length")[-rank:]]
+    d.sizes = {channels: o}
+    d.rows_last = False
+    d.input([batch, i, *sizes])
+    if same:
+        d.save()
+    elif d.chance(0.3):
+        d.layer("conv_transpose", "conv_transpose deconv up conv_t", f"ConvTranspose{rank}d({i}, {o}, {options})")
+        return
+    d.layer("convolution", f"conv conv1 convolution conv{rank}d", f"Conv{rank}d({i}, {o}, {options})")

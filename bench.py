@@ -36,7 +36,6 @@ Files in --out:
     results.jsonl     one line a sample: {"task", "index", "skills", "turns": [{"reply", "verdict", "tokens", ...}]}
     unfinished.jsonl  replies and verdicts of problems of which not all samples have ended; gone at the end
     summary.json      all figures, in all and for each problem; command, hardware and versions
-    fast_p.png        Fast_p by p
     report.html       all of it in a browser, every reply included
 
 After a kill the same command continues where it was: no reply is sampled again, no kernel judged again. What an
@@ -109,7 +108,7 @@ from backbone import Backbone, Sampling, check_device
 from chat.prompts import read_prompts
 from chat.server import Server
 from fast import ranks
-from page import charts, levels
+from page import levels
 from policy import STRATEGIES, Limits, begin_rollouts, continued, play_in_waves
 from command.files import find_path, hold, read_lines, user_error, write_atomically
 from command.process import UserError, run_command
@@ -402,17 +401,13 @@ def read_answers(path) -> dict:
 
 
 def report(folder, summary):
-    """Print the figures of a finished benchmark, and leave summary, plot and page in its folder.
+    """Print the figures of a finished benchmark, and leave summary and page in its folder.
 
     summary: what summary.json will hold, that is the config, the facts of `main` and all_figures.
     """
-    config = summary["config"]
     write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    charts.save_fast_p(summary["figures"], folder / "fast_p.png",
-                       f"{config['source']}: {config['model']}, {summary['skills']}, {summary['clock']}")
     write_page([folder], folder / "report.html")
-    print(f"{levels.table(summary)}\n\n{folder}/report.html, {folder}/fast_p.png, {folder}/summary.json, "
-          f"{folder}/results.jsonl")
+    print(f"{levels.table(summary)}\n\n{folder}/report.html, {folder}/summary.json, {folder}/results.jsonl")
 
 
 def main(argv=None) -> int:

@@ -27,8 +27,8 @@ from command.progress import count
 
 PARALLEL = 64  # requests at a time
 PAUSES = (1, 4, 15, 60)  # seconds before a request is sent again
-REFUSED = (400, 413, 422)  # statuses of a prompt that cannot be answered, such as one that is too long
-FATAL = (401, 403, 404, 405)  # statuses that no prompt escapes: the key or the model's name is wrong
+# Statuses of a request that would fail again: a prompt is too long, or the key or the model's name is wrong.
+REFUSED = (400, 401, 403, 404, 405, 413, 422)
 KEY = "OPENAI_API_KEY"  # the environment variable that the protocol's clients read the API key from
 
 
@@ -54,7 +54,7 @@ class Server:
         """
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1") + "/v1", timeout
         self.seconds = []  # of each reply
-        self.slots, self.stopped = threading.Semaphore(PARALLEL), threading.Event()
+        self.slots = threading.Semaphore(PARALLEL)
         self.failures = Counter()  # reason -> number of prompts without a reply
         listed = {entry["id"]: entry for entry in self._models()}
         self.name = name or next(iter(listed), None)
@@ -99,8 +99,8 @@ class Server:
     def write(self, prompts):
         """Yields (key, Completion) for each of {key: prompt} as soon as it is there. Requests run in parallel.
 
-        A prompt that gets no reply has an empty one, at the end. Raises UserError if no prompt was ever answered or the
-        server has gone: its figures would say nothing of the model.
+        A prompt that gets no reply has an empty one, at the end; stderr tells each reason once. Raises UserError if no
+        prompt was ever answered or the server has gone: its figures would say nothing of the model.
         """
         replies, lost = SimpleQueue(), []
 
@@ -110,18 +110,15 @@ class Server:
 
         for key in prompts:  # in daemons: Ctrl-C does not wait for replies
             threading.Thread(target=ask, args=(key, next(self.seeds)), daemon=True).start()
-        try:
-            for _ in prompts:
-                key, reply = replies.get()
-                if isinstance(reply, UserError):
-                    raise reply
-                if reply:
-                    yield key, reply
-                else:
-                    lost.append(key)
-        except BaseException:
-            self.stopped.set()  # nothing more is asked
-            raise
+        for _ in prompts:
+            key, reply = replies.get()
+            if isinstance(reply, Completion):
+                yield key, reply
+                continue
+            lost.append(key)
+            if reply not in self.failures:
+                tqdm.write(f"--server gives no reply to a prompt: {reply}", file=sys.stderr)
+            self.failures[reply] += 1
         if lost and not self.seconds:
             raise UserError(f"--server {self.url}: it answered no prompt: {self.failures.most_common(1)[0][0]} (of a "
                             "small context: --max-prompt-tokens, --max-new-tokens)")
@@ -136,18 +133,17 @@ class Server:
             replies = dict(sampler.write(dict(enumerate(prompts))))
         return [replies[number] for number in range(len(prompts))]
 
-    def _reply(self, prompt, seed) -> Completion | UserError | None:
-        """Its token_ids only have the right number. None for a prompt without a reply: stderr tells the reason.
+    def _reply(self, prompt, seed) -> Completion | str:
+        """Its token_ids only have the right number. For a prompt without a reply: the reason, in one line.
 
         Whatever fails is asked again after each of PAUSES, except a prompt that the server refuses, and a reply that
-        takes longer than the timeout. A UserError for one of FATAL.
+        takes longer than the timeout.
         """
         s = self.sampling
         body = {"model": self.name, "messages": prompt.messages, "max_tokens": s.max_new_tokens, "seed": seed,
                 "temperature": s.temperature, "top_p": s.top_p}
         for pause in (0, *PAUSES):
-            if self.stopped.wait(pause):
-                return None
+            time.sleep(pause)
             began = time.monotonic()
             try:
                 text, tokens, finished = read_answer(self._ask("/chat/completions", body))
@@ -155,20 +151,15 @@ class Server:
                 count("replies")
                 return Completion(prompt, [0] * tokens, [], text, finished)
             except Exception as error:  # no connection, a bad status, an answer in another layout
-                reason, status = reason_of(error), getattr(error, "code", None)
-                if status in FATAL:
-                    return UserError(f"--server {self.url}, model {self.name}: {reason}")
-                if status in REFUSED or isinstance(error, TimeoutError):
+                reason = reason_of(error)
+                if getattr(error, "code", None) in REFUSED or isinstance(error, TimeoutError):
                     break
-        tqdm.write(f"--server gives no reply to a prompt: {reason}", file=sys.stderr)
-        self.failures[reason] += 1
-        return None
+        return reason
 
     def statistics(self) -> dict:
-        """Number of replies, median and longest seconds of one, and number of prompts without a reply by reason."""
-        seconds = sorted(self.seconds) or [0.0]
-        return {"replies": len(self.seconds), "median_seconds": round(statistics.median(seconds), 2),
-                "longest_seconds": round(seconds[-1], 2), "without_reply": dict(self.failures)}
+        """Number of replies, median seconds of one, and number of prompts without a reply by reason."""
+        return {"replies": len(self.seconds), "median_seconds": round(statistics.median(self.seconds or [0.0]), 2),
+                "without_reply": dict(self.failures)}
 
 
 def read_answer(answer) -> tuple[str, int, bool]:

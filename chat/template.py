@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import os
 import secrets
 from dataclasses import dataclass
 
@@ -35,6 +34,8 @@ class Chat:
     put empty thoughts before them, or write earlier replies differently from how they were sampled.
     """
 
+    tool_call = staticmethod(extract_tool_call)
+
     def __init__(self, tokenizer, thinking=False):
         """thinking: may replies begin with thoughts, where the template can switch them off?"""
         self.tokenizer, self.thinking = tokenizer, thinking
@@ -46,10 +47,9 @@ class Chat:
     @functools.cached_property
     def system_role(self) -> bool:
         """Does the template write system messages?"""
-        try:
+        with contextlib.suppress(TemplateError, TypeError):
             return MARK in self._template([{"role": "system", "content": MARK}, {"role": "user", "content": "."}])
-        except (TemplateError, TypeError):
-            return False
+        return False
 
     @functools.cached_property
     def tool_role(self) -> tuple[bool, bool]:
@@ -58,31 +58,17 @@ class Chat:
         It is tried: written, as it would be sampled, and read, a call must be the same. Where the template writes calls
         in a form that we do not read, tools become text as well, so that nothing asks for it.
         """
-        tool = SELECT_TOOL | {"function": SELECT_TOOL["function"] | {"name": MARK}}
+        name = SELECT_TOOL["function"]["name"]
         arguments = {"think": "It's \"bound\"\nby <b> \\ memory.", "list": [{"name": "a_b", "reason": "it's {1}"}]}
-        call = {"id": "123456789", "type": "function", "function": {"name": MARK, "arguments": arguments}}
+        call = {"id": "123456789", "type": "function", "function": {"name": name, "arguments": arguments}}
         called = [{"role": "user", "content": "."}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        write = functools.partial(self._template, tools=[tool])
-        try:
-            prompt, whole = write(called[:1]), write(called)
-        except (TemplateError, TypeError):
-            return False, False
-        reads = False
+        write = functools.partial(self._template, tools=[SELECT_TOOL])
+        shown = writes = reads = False
         with contextlib.suppress(UserError, TemplateError, TypeError):
-            reads = MARK in prompt and self.tool_call(self._reply_text(called, write), MARK) == arguments
-        writes = MARK in whole[len(os.path.commonprefix([prompt, whole])):]
-        return MARK in prompt and (reads or not writes), reads
-
-    def tool_call(self, text, name) -> dict | None:
-        """The arguments of the last call of tool `name` in a sampled reply, or None. Never raises.
-
-        Where the tokenizer has a response template, transformers reads the calls by it; else extract_tool_call does.
-        """
-        if getattr(self.tokenizer, "response_template", None):
-            with contextlib.suppress(Exception):  # parsing what a model sampled raises errors of many types
-                calls = [call["function"] for call in self.tokenizer.parse_response(text, prefix="")["tool_calls"]]
-                return [dict(call["arguments"]) for call in calls if call["name"] == name][-1]
-        return extract_tool_call(text, name)
+            prompt, whole = write(called[:1]), write(called)
+            shown, writes = name in prompt, whole.count(name) > prompt.count(name)
+            reads = shown and self.tool_call(self._reply_text(called, write), name) == arguments
+        return shown and (reads or not writes), reads
 
     @functools.cached_property
     def end(self) -> list[int]:

@@ -56,7 +56,10 @@ def flag(name) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Mistakes become one line, without the usage."""
+    """Mistakes become one line, without the usage, and no option may be abbreviated."""
+
+    def __init__(self, **more):
+        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **more)
 
     def error(self, message):
         raise UserError(message)
@@ -67,9 +70,10 @@ def parse(kind, argv, description) -> dict:
 
     Raises UserError for a mistake in the command line.
     """
-    parser = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                    usage="%(prog)s [options]", formatter_class=argparse.RawDescriptionHelpFormatter)
-    group, settings = parser, {}
+    parser = Parser(description=description, usage="%(prog)s [options]",
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    settings, listed = Parser(add_help=False), ""  # argparse reads NAME=VALUE as the flag --NAME=VALUE of this one
+    group = parser
     for field in dataclasses.fields(kind):
         if isinstance(field.metadata["default"], tuple):
             parser.description = f"{description}\n\nThree defaults are for {' | '.join(SIZES)}."
@@ -78,20 +82,15 @@ def parse(kind, argv, description) -> dict:
         if field.metadata["flag"]:
             group.add_argument(flag(field.name), help=field.metadata["help"], **_argument(field))
         else:
-            settings[field.name] = field
-    if settings:
+            settings.add_argument(f"--{field.name}", **_argument(field))
+            listed += f"\n  {field.name}: {field.metadata['help']}"
+    if listed:
         parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", default=[],
                             help="change any of the further options that are listed below")
-        parser.epilog = "further options, by --set NAME=VALUE:"
-        for name, field in settings.items():
-            parser.epilog += f"\n  {name}: {field.metadata['help']}"
+        parser.epilog = f"further options, by --set NAME=VALUE:{listed}"
     given = vars(parser.parse_args(argv))
-    for assignment in given.pop("set", []):
-        name, _, text = assignment.partition("=")
-        if name not in settings:
-            raise UserError(f"--set {assignment}: there is no option {name!r} to set")
-        given[name] = _value(settings[name], text)
-    return given
+    assignments = given.pop("set", [])
+    return given | vars(settings.parse_args([f"--{assignment}" for assignment in assignments]))
 
 
 def parse_early(kind, description):
@@ -118,9 +117,7 @@ def complete(kind, given, size=0):
 def check_name(kind, name, value, table):
     """Raise UserError unless the value of option `name` is a name in a table."""
     if value not in table:
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        said = f"{flag(name)} {value}" if fields[name].metadata["flag"] else f"--set {name}={value}"
-        raise UserError(f"{said}: choose from {', '.join(table)}")
+        raise UserError(f"{_typed(kind.__dataclass_fields__[name], value)}: choose from {', '.join(table)}")
 
 
 def check_together(given, pairs):
@@ -149,24 +146,21 @@ def _check_number(field, value):
     if type(value) in (int, float) and (not 0 <= value <= facts["most"] or value == 0 and facts["above_0"]):
         least = "above 0" if facts["above_0"] else "from 0"
         limit = f" to {facts['most']:g}" if facts["most"] < LARGEST else ""
-        name = flag(field.name) + " " if facts["flag"] else f"--set {field.name}="
-        raise UserError(f"{name}{value:g}: choose a number {least}{limit}")
+        raise UserError(f"{_typed(field, f'{value:g}')}: choose a number {least}{limit}")
+
+
+def _typed(field, value) -> str:
+    """How this value of an option is written on the command line."""
+    return f"{flag(field.name)} {value}" if field.metadata["flag"] else f"--set {field.name}={value}"
 
 
 def _argument(field) -> dict:
-    """Arguments of add_argument. A bool takes no value: --name, or --no-name where the default is True."""
-    if field.type is bool:
+    """Arguments of add_argument. A bool's flag takes no value: --name, or --no-name where the default is True."""
+    if field.type is bool and field.metadata["flag"]:
         return {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
-    return {"type": field.type} | field.metadata["more"]
+    return {"type": boolean if field.type is bool else field.type} | field.metadata["more"]
 
 
-def _value(field, text):
-    """What a text says as a value of a field. Raises UserError."""
-    kind = field.type
-    choices = ("True", "False") if kind is bool else field.metadata["more"].get("choices")
-    if choices and text not in choices:
-        raise UserError(f"--set {field.name}={text}: choose from {', '.join(choices)}")
-    try:
-        return text == "True" if kind is bool else kind(text)
-    except ValueError:
-        raise UserError(f"--set {field.name}={text}: not a number") from None
+def boolean(text) -> bool:
+    """True or False, as --set spells it. argparse reports the ValueError of another text with this function's name."""
+    return ("False", "True").index(text) == 1

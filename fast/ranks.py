@@ -139,11 +139,8 @@ def equally_many(items) -> list:
 
 def summed(numbers) -> dict:
     """A dict of numbers, each added up over the ranks."""
-    total = dict.fromkeys(numbers, 0)
-    for part in each(numbers):
-        for name, value in part.items():
-            total[name] += value
-    return total
+    parts = each(numbers)
+    return {name: sum(part[name] for part in parts) for name in numbers}
 
 
 def distribute(items, work) -> list:

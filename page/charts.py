@@ -1,9 +1,4 @@
-"""Charts of a run and of a benchmark: the pictures curves.png and fast_p.png, which the page shows, too.
-
-PANELS lists the charts of a run; `draw` alone knows how one looks.
-"""
-
-import math
+"""Charts of a run: the picture curves.png, which the page shows, too. PANELS lists them."""
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -32,56 +27,24 @@ PANELS = [
 
 @rc_context(STYLE)
 def save_curves(run, path):
-    """curves.png: PANELS by step. run: a records.Source."""
+    """curves.png: PANELS by step, legends above them, where they hide nothing. run: a records.Source."""
     lines = [line | line["seconds"] for line in run.metrics]  # seconds: {phase: its seconds}
-    panels = []
-    for title, _, labels in PANELS:
-        curves = {label: learning_curve(lines, metric) for metric, label in labels.items()}
-        panels.append((f"{title}, by step", curves, "correct" in labels))
-    save_png(panels, path, f"{run.folder}, {run.clock} clock")
+    figure = Figure(figsize=(15, 6.6), layout="constrained")
+    for axis, (title, _, labels) in zip(figure.subplots(2, 3).flat, PANELS):
+        for number, (metric, label) in enumerate(labels.items()):  # later ones are thinner, so none hides another
+            style = "--D" if label.startswith("evaluation") else ".-"
+            axis.plot(*learning_curve(lines, metric), style, label=label, markersize=4,
+                      linewidth=max(1.2, 3.6 - 0.8 * number))
+        axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)
+        axis.set_xlabel(f"{title}, by step")
+        axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+        if "correct" in labels:  # its values are shares
+            axis.set_ylim(0, 1.02)
+    figure.suptitle(f"{run.folder}, {run.clock} clock")
+    figure.savefig(path, dpi=100)
 
 
 def learning_curve(lines, metric) -> tuple[list, list]:
     """A metric by step, (steps, values), without the steps that do not have it."""
     lines = [line for line in lines if line.get(metric) is not None]
     return [line["step"] for line in lines], [line[metric] for line in lines]
-
-
-@rc_context(STYLE)
-def save_fast_p(figures, path, title):
-    """fast_p.png: Fast_p by p, of the best turns of all samples. figures: the rows of a benchmark's summary."""
-    save_png([("p", fast_p_curves(figures), True)], path, title)
-
-
-def fast_p_curves(figures) -> dict:
-    """{rule: (p, shares)}"""
-    curves = {}
-    for row in figures:
-        if row["counted"] == "best turn":
-            shares = {float(name.removeprefix("fast_")): row[name] for name in row if name.startswith("fast_")}
-            curves[f"{row['rule']} rule"] = list(shares), list(shares.values())
-    return curves
-
-
-def save_png(panels, path, title):
-    """Charts in one picture, at most three in a row. panels: (label of the x axis, {label: (x, y)}, is y a share?)"""
-    columns = min(3, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(5 * columns, 3.3 * rows), layout="constrained")
-    for number, (label, curves, shares) in enumerate(panels, start=1):
-        axis = figure.add_subplot(rows, columns, number)
-        draw(axis, curves)
-        axis.set_xlabel(label)
-        axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=label.endswith("step")))
-        if shares:
-            axis.set_ylim(0, 1.02)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=100)
-
-
-def draw(axis, curves):
-    """Draw curves. The legend is above, where it hides nothing. Later curves are thinner, so none hides another."""
-    for number, (label, (x, y)) in enumerate(curves.items()):
-        line = "--D" if label.startswith("evaluation") else ".-"
-        axis.plot(x, y, line, label=label, markersize=4, linewidth=max(1.2, 3.6 - 0.8 * number))
-    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)

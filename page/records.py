@@ -81,7 +81,7 @@ def skill_stories(seeds, skills, rollouts) -> list[dict]:
     """The skills of the last snapshot, each with its `origin`: the summary that proposed it, or None of a seed.
 
     seeds: the first snapshot. The origin is empty where the transcript of that step is missing. `use` is the fastest
-    correct rollout that was given the skill on another task than the origin's, or None.
+    rollout that was given the skill on another task than the origin's, or None.
     """
     origins = {}
     for rollout in rollouts:
@@ -97,19 +97,16 @@ def skill_stories(seeds, skills, rollouts) -> list[dict]:
 
 
 def best_use(name, origin, rollouts) -> dict | None:
-    """The fastest correct Policy rollout that was given this skill, on a task that did not bring it forth, or None.
+    """The fastest Policy rollout that was given this skill, on a task that did not bring it forth, or None.
 
-    It gets `speedup`, its best turn's, and `evaluated`: is it of an evaluation, and not of training?
+    It gets `speedup`, its best turn's, or 0 without a correct turn.
     """
-    best, own_task = None, (origin or {}).get("task")
+    own_task, uses = (origin or {}).get("task"), []
     for rollout in rollouts:
-        if rollout["role"] != "policy" or name not in rollout["skills"] or rollout["task"] == own_task:
-            continue
-        speedups = [turn["verdict"]["speedup"] for turn in rollout["turns"] if turn["verdict"]["correct"]]
-        if speedups and (best is None or max(speedups) > best["speedup"]):
-            evaluated = not rollout["id"].startswith("step")
-            best = rollout | {"speedup": max(speedups), "evaluated": evaluated}
-    return best
+        if rollout["role"] == "policy" and name in rollout["skills"] and rollout["task"] != own_task:
+            speedups = [turn["verdict"]["speedup"] for turn in rollout["turns"] if turn["verdict"]["correct"]]
+            uses.append(rollout | {"speedup": max(speedups, default=0.0)})
+    return max(uses, key=lambda use: use["speedup"], default=None)
 
 
 def step_in_words(line, options, library) -> str:
@@ -158,12 +155,10 @@ def lessons(source) -> list[str]:
              if skill["origin"] is not None]
     if source.skills:
         sentences.append(f"Skills found: {len(found)}. {', '.join(found)}." if found else "Skills found: none.")
-    totals = Counter()
+    proposals, passed = (sum(line[name] for line in steps) for name in ("proposals", "passed"))
     rejected = Counter()  # {reason: proposals rejected for it}
-    for line in source.metrics:
-        totals.update(proposals=line.get("proposals", 0), passed=line.get("passed", 0))
-        rejected.update(line.get("rejected", {}))
-    if totals["proposals"]:
-        sentences.append(f"Proposals: {totals['passed']} of {totals['proposals']} passed; rejected: "
-                         f"{in_words(rejected)}.")
+    for line in steps:
+        rejected.update(line["rejected"])
+    if proposals:
+        sentences.append(f"Proposals: {passed} of {proposals} passed; rejected: {in_words(rejected)}.")
     return sentences

@@ -27,9 +27,7 @@ def render(sources) -> str:
 
 
 def embedded(path) -> str:
-    """A picture as an address that holds the whole file; without the file an empty text."""
-    if not path.is_file():
-        return ""
+    """A picture as an address that holds the whole file."""
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 

@@ -301,7 +301,7 @@ def test_command_end_to_end(tmp_path, command, borrowed, refusal):
     lines = text.splitlines()
     assert lines[3].startswith("level1/3_Hard")  # as each ends: no kernel of it has to be judged
     assert len(re.findall("^(best|last) turn ", text, re.MULTILINE)) == 4 and "1 of 1" in text
-    assert (out / "fast_p.png").stat().st_size > 10000 and lines[-1].startswith(f"{out}/report.html")
+    assert lines[-1].startswith(f"{out}/report.html")
     [row] = [row for row in read_lines(out / "results.jsonl") if row["task"] == "level1/1_Good"]
     assert [turn["verdict"]["correct"] for turn in row["turns"]] == [False, True]
     assert "(seed changed)" in refusal(bench.main, "--device", "cpu", "--level", 1, *arguments, "--seed", 1)

@@ -14,7 +14,7 @@ from chat import prompts
 from chat.calls import extract_code, extract_tool_call, fenced_blocks
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
-from chat_templates import CALL, CALLING, GLM_RESPONSE, TEMPLATES, calling, calling_tokenizer, template_tokenizer
+from chat_templates import CALL, TEMPLATES, calling, template_tokenizer
 from conftest import configure, learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from judge.verdict import KernelTime, Verdict
@@ -54,13 +54,10 @@ def test_a_fenced_call_may_hold_fences():
 
 
 @pytest.fixture(params=TEMPLATES)
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def chat(kind, tokenizer):
-    return Chat(template_tokenizer(tokenizer, kind))
+def chat(request, tokenizer):
+    made = Chat(template_tokenizer(tokenizer, request.param))
+    made.kind = request.param
+    return made
 
 
 TALK = [{"role": role, "content": text} for role, text in (
@@ -73,11 +70,11 @@ def test_half_a_surrogate_pair_can_be_read(tokenizer):
     assert chat.encode("a \ud83d b") == chat.encode("a ? b") and chat.encode("é\U0001f600") != chat.encode("??")
 
 
-def test_what_is_learnt_is_each_reply_with_its_end(chat, kind):
+def test_what_is_learnt_is_each_reply_with_its_end(chat):
     ids, mask = encode(chat, TALK)
     replies = [message["content"] for message in TALK if message["role"] == "assistant"]
-    if kind in ("llama2", "llama3", "gemma"):
-        replies = [" " * (kind == "llama2") + reply.strip() for reply in replies]  # the blank is after its prompt
+    if chat.kind in ("llama2", "llama3", "gemma"):
+        replies = [" " * (chat.kind == "llama2") + reply.strip() for reply in replies]  # the blank is after its prompt
     end = chat.tokenizer.decode(chat.end)
     assert learnt(chat, ids, mask) == [reply + end for reply in replies]
     assert end.strip() and chat.end[-1] in chat.tokenizer.all_special_ids
@@ -85,14 +82,14 @@ def test_what_is_learnt_is_each_reply_with_its_end(chat, kind):
     places = [text.find(message["content"].strip()) for message in TALK]
     assert places == sorted(places) and places[0] >= 0  # everything is fed, in its order, the system message first
     # Where the template does not rewrite earlier turns, what is fed is what it writes.
-    if TEMPLATES[kind][0] in ("plain", "strips", "no system"):
+    if TEMPLATES[chat.kind][0] in ("plain", "strips", "no system"):
         assert chat.chat_text(TALK, reply=False).startswith(text)
     # Every prompt is the one that is sampled from.
     prompt, starts = chat.chat_ids(TALK[:2]), [i for i in range(1, len(mask)) if mask[i] and not mask[i - 1]]
     assert ids[:starts[0]].tolist() == prompt and len(starts) == 3
 
 
-def test_a_next_turn_extends_what_was_sampled_token_by_token(chat, kind):
+def test_a_next_turn_extends_what_was_sampled_token_by_token(chat):
     """Replies are random tokens, which no text would give again."""
     rng, end = random.Random(0), chat.tokenizer.decode(chat.end)
     for finished in (True, False):
@@ -104,7 +101,7 @@ def test_a_next_turn_extends_what_was_sampled_token_by_token(chat, kind):
             after = chat.next_ids(Completion(prompt, tokens, [], text, finished), messages)
             assert after[:len(prompt) + len(tokens)] == prompt + tokens
             added = chat.tokenizer.decode(after[len(prompt) + len(tokens):])
-            assert f"No {turn}." in added and not added.startswith(end) == finished or TEMPLATES[kind][0] == "no end"
+            assert f"No {turn}." in added and not added.startswith(end) == finished or TEMPLATES[chat.kind][0] == "no end"
             assert text not in added and added.count(end) <= 2
             start = chat.chat_text(TALK[:2]).rpartition("The task.")[2]  # how the template begins a reply
             assert added.endswith(start)
@@ -128,35 +125,31 @@ def read(path, chat, *rows) -> list:
     return [(learnt(chat, *pair), *pair) for pair in read_chats(path / "rows.jsonl", chat)]
 
 
-def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind, tmp_path):
+def test_tool_calls_are_learnt_as_the_template_writes_them(chat, tmp_path):
     row = {"messages": json.dumps([*TALK[:2], calling(None, json.dumps(CALL))]), "tools": json.dumps([SELECT_TOOL]),
            "enable_thinking": False}
     [([reply], ids, mask)] = read(tmp_path, chat, row)
     assert "two passes" in reply and reply.endswith(chat.tokenizer.decode(chat.end))
     assert "select_skills" in chat.tokenizer.decode(ids[:mask.argmax()])  # the prompt says what can be called
     assert chat.tool_call(reply, "select_skills") == CALL
-    reads = kind in ("qwen3", "release")  # with the others the call became text
-    assert "<tool_call>" in reply and chat.tool_role == (reads or kind == "lfm2", reads)
+    reads = chat.kind in ("qwen3", "release")  # with the others the call became text
+    assert "<tool_call>" in reply and chat.tool_role == (reads or chat.kind == "lfm2", reads)
     if reads:
         whole = chat.tokenizer.apply_chat_template([*TALK[:2], calling()], tools=[SELECT_TOOL], tokenize=False,
                                                    enable_thinking=False)
         assert chat.tokenizer.decode(ids) == whole.rstrip("\n")
 
 
-def test_a_tokenizers_own_response_template_reads_its_calls(tokenizer):
-    made = template_tokenizer(tokenizer, "glm")
-    made.response_template = GLM_RESPONSE
-    chat = Chat(made)
-    text = made.decode(chat.reply_ids([TALK[1], calling("So:", name="f")], SELECT_TOOL))
-    assert text.startswith("So:<tool_call>f\n<arg_key>think</arg_key>") and chat.tool_role == (True, True)
-    assert chat.tool_call(text, "f") == CALL and chat.tool_call(text, "g") is None
-    assert not chat.tool_call("<tool_call>f\n<arg_key>a", "f") and chat.tool_call("\ud800", "f") is None
-    assert chat.tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f") == {"a": 1}
-
-
-@pytest.mark.parametrize("name", CALLING)
-def test_calls_become_text_where_they_would_not_come_back(tokenizer, name, tmp_path):
-    chat = Chat(calling_tokenizer(tokenizer, name))
+@pytest.mark.parametrize("call", [
+    # Llama 3: other keys. gpt-oss: a call has a header, and ends otherwise than a reply.
+    """{{ '{"name": "' + f.name + '", "parameters": ' + f.arguments | tojson + '}<|end|>' }}""",
+    "{{ ' to=' + f.name + '<|user|>' + f.arguments | tojson + '<|user|>' }}"])
+def test_calls_become_text_where_they_would_not_come_back(tokenizer, call, tmp_path):
+    chat = Chat(template_tokenizer(tokenizer, "glm"))
+    chat.tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ '<|' + m.role + '|>' }}"
+        "{% if m.tool_calls %}{% set f = m.tool_calls[0]['function'] %}" + call + "{% else %}{{ m.content + '<|end|>' }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
     raw = chat.tokenizer.apply_chat_template([TALK[1], calling()], tools=[SELECT_TOOL], tokenize=False)
     assert "<tool_call>" not in raw and "fuse" in raw  # the template does write calls
     assert chat.tool_role == (False, False)
@@ -266,8 +259,8 @@ def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_p
         assert list(function["parameters"]["properties"][name].items()) == list(entry.items())
 
 
-NO_TIMES = {"num_custom_kernel": 0, "num_total_kernels": 0, "custom_kernel_cuda_time_in_profiling_us": 0,
-            "total_kernel_run_time_in_profiling_us": 0.0}
+NO_TIMES = {"score": 0.0, "profiling": None, "num_custom_kernel": 0, "num_total_kernels": 0,
+            "custom_kernel_cuda_time_in_profiling_us": 0, "total_kernel_run_time_in_profiling_us": 0.0}
 FAILED = {"reward": 0.0, "speedup": 0.0, "success": False, "correctness": False, "compiled": False}
 RIGHT = Verdict(compiled=True, correct=True, speedup=8.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.125,
                 profile=[KernelTime("k\u00e9", 0.5, True), KernelTime("mm", 0.25, False)])
@@ -292,10 +285,9 @@ def correct(reward) -> dict:
 
 @pytest.mark.parametrize("verdict, reward, state", [
     (RIGHT, "davinci", correct(3.75)), (RIGHT, "drkernel", correct(2.25)),
-    (Verdict(compiled=True, error="wrong"), "davinci",
-     answered("wrong", "CORRECTNESS_ERROR") | {"score": 0.0, "profiling": None} | NO_TIMES),
+    (Verdict(compiled=True, error="wrong"), "davinci", answered("wrong", "CORRECTNESS_ERROR") | NO_TIMES),
     (Verdict(compiled=True, error="bad", excerpt="  1> x"), "davinci",
-     answered("bad\n  1> x", "RUNTIME_ERROR") | {"score": 0.0, "profiling": None} | NO_TIMES),
+     answered("bad\n  1> x", "RUNTIME_ERROR") | NO_TIMES),
     (Verdict(compiled=True, rejected="a decoy"), "davinci",
      answered("a decoy", None, compiled=False, decoy_kernel=True) | {
          "error": "Reward hacking: Decoy kernel detected", "score": 0.0}),

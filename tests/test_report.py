@@ -47,7 +47,7 @@ def metrics(step, **more):
 def plain_pictures(request, monkeypatch):
     """A picture takes half a second, so it is drawn only where it is looked at."""
     if not request.node.get_closest_marker("curves"):
-        monkeypatch.setattr(charts, "save_png", lambda panels, path, title: Path(path).write_bytes(b""))
+        monkeypatch.setattr(charts, "save_curves", lambda run, path: Path(path).write_bytes(b""))
 
 
 @pytest.fixture
@@ -145,9 +145,6 @@ def test_curves():
     """A step without the metric is left out."""
     lines = [metrics(0, correct=None), metrics(1), metrics(2, correct=0.75)]
     assert charts.learning_curve(lines, "correct") == ([1, 2], [0.5, 0.75])
-    figures = {"counted": "best turn", "rule": "strict", "fast_1": 0.5, "fast_1.2": 0.5, "fast_1.5": 0.5,
-               "fast_2": 0.25, "fast_3": 0.0}
-    assert charts.fast_p_curves([figures]) == {"strict rule": ([1, 1.2, 1.5, 2, 3], [0.5, 0.5, 0.5, 0.25, 0])}
 
 
 # ---- files that are broken

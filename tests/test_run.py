@@ -126,7 +126,7 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
             ("--batch 0", f"{model} --batch 0"), ("--stepz", "--stepz 3"),
             ("choose from davinci, ", "--recipe alphazero"), ("choose from all, ", "--set history=none"),
             ("--no-skills and --bm25-only contradict", "--no-skills --bm25-only"),
-            ("not a number", "--set trials=few"), ("invalid", "--lr fast")):
+            ("invalid int", "--set trials=few"), ("invalid", "--lr fast")):
         assert said in refusal(reinforce.main, "--out", tmp_path / "out", *options.split())
     assert "--out" in refusal(reinforce.main, "--resume")
     assert not (tmp_path / "out").exists()  # a refused run leaves nothing behind

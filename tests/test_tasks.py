@@ -96,8 +96,8 @@ def test_options_are_given_or_have_the_defaults_of_a_size():
     assert given == {"name": "b", "on": False} and complete(Some, {}) == Some()
     assert [complete(Some, given, size).size for size in range(3)] == [1, 2, 3]
     assert [complete(Some, {"top_p": share}).top_p for share in (0, 1)] == [0, 1]
-    for wrong in ("on=no", "of=1"):
-        with pytest.raises(UserError, match=f"--set {wrong}"):
+    for wrong, message in (("on=no", "--on: invalid boolean value: 'no'"), ("of=1", "--of=1"), ("on", "--on")):
+        with pytest.raises(UserError, match=message):
             parse(Some, ["--set", wrong], "What it does.")
     for name, value, least in (("top_p", 2, "from 0 to 1"), ("top_p", math.nan, "from 0"), ("size", 0, "above 0")):
         with pytest.raises(UserError, match=f"choose a number {least}"):

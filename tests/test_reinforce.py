@@ -137,7 +137,7 @@ def test_records_hold_what_happened(world):
             members = [[turn["masked"] != "void" for turn in line["turns"]] for line in mine]
             tokens = [[0 if turn["masked"] else len(encode(turn["reply"])) + 1 for turn in line["turns"]]
                       for line in mine]
-            want = slow_policy_advantages(rewards, members, tokens, 1.0, "leave-one-out", True, "turn")
+            want = slow_policy_advantages(rewards, members, tokens)
             for line, row in zip(mine, want):
                 assert [turn["advantage"] for turn in line["turns"]] == pytest.approx(row)
                 for turn in line["turns"]:

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import fast.rescore
 import policy
 import reinforce
 import summarizer
@@ -98,9 +99,13 @@ def updated(model, sequences, optimizer=None, **options):
     return update(model, optimizer or Mock(), sequences, configure({"device": "cpu"} | options))
 
 
-@pytest.mark.parametrize("budget, loss_mean, scale", [(1, "reply", 1.0), (200, "reply", 10.0), (10**9, "token", 1.0)])
-def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget, loss_mean, scale):
-    """One plain forward for each row, all rows, one backward."""
+@pytest.mark.parametrize("budget, loss_mean, scale, positions, recompute", [
+    (1, "reply", 1.0, 7, False), (200, "reply", 10.0, 10**6, True), (10**9, "token", 1.0, 7, False)])
+def test_update_equals_one_naive_batch(model, inputs, monkeypatch, budget, loss_mean, scale, positions, recompute):
+    """Whatever the micro-batches are, with logits in pieces and with recomputed layers.
+
+    The naive batch: one plain forward for each row, all rows, one backward.
+    """
     sequences = sampled_rows(model, [1.0, -0.5, 0.0, 0.3, -2.0, 0.0, 0.0, 0.0, 0.7, 0.25])
     rows = list(itertools.chain(*sequences))
     tokens = [len(row.completion.token_ids) for row in rows]
@@ -113,11 +118,20 @@ def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget,
     loss.backward()
     want = [p.grad.clone() for p in model.model.parameters()]
     model.model.zero_grad()
+    inputs.clear()
+    sizes, layers, head = [], [], model._head
+    monkeypatch.setattr(fast.rescore, "CHUNK", positions * len(model.tokenizer))
+    monkeypatch.setattr(model, "_head", lambda hidden: sizes.append(len(hidden)) or head(hidden))
+    model.model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: layers.append(1))
+    model.recompute = recompute
     stats = updated(model, sequences, update_tokens=budget, grad_clip=1e9, loss_mean=loss_mean, loss_scale=scale)
     assert stats["loss"] == pytest.approx(loss.item(), abs=1e-5) and stats["grad_norm"] > 0
     assert stats["tokens_trained"] == sum(n for n, row in zip(tokens, rows) if row.advantage)
     for gradient, parameter in zip(want, model.model.parameters()):
         assert torch.allclose(gradient, parameter.grad, atol=2e-5 * max(1.0, gradient.abs().max().item()))
+    assert sum(batch for batch, _ in inputs) == 4  # the turns of a rollout are one sequence, and one is not trained
+    assert max(sizes) <= positions and sum(sizes) == 2 * stats["tokens_trained"]  # again in the backward pass
+    assert len(layers) == len(inputs) * (2 if recompute else 1)
 
 
 def test_what_was_sampled_at_another_temperature_is_rescored_at_it(model):

@@ -37,7 +37,7 @@ def scripted(model):
 @pytest.mark.parametrize("reply, chosen, dropped", [
     (selecting("skill-2", "skill-1", "skill-1"), ["skill-2", "skill-1"], []),
     (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
-    (selecting("skill-0", "skill-1", "skill-2", "skill-3"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
+    (selecting("skill-0", "skill-1", "skill-2", "skill-3", "skill-0"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
     (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
     ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []), ("skill-1", [], []),
     (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], [])])
@@ -192,7 +192,7 @@ LONG = CONTENT + " a" * (640 - len(CONTENT.split()))  # as long as a skill may b
                {"scope": "task_specific/softmax"}, {"content": "## Motivation\nx\n### Key idea\ny\n**Example**\nz"}],
         "malformed": [{"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": None}, {"tags": ["t"] * 17},
                       {"description": "d" * 501}, {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]},
-                      {"content": "Motivation: x\nExample: y"}],
+                      {"tags": []}, {"content": "Motivation: x\nExample: y"}],
         "too long": [{"content": LONG + " a"}],
         "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"},
                         {"name": "skip_the_kernel"}]

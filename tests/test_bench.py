@@ -14,13 +14,12 @@ import torch
 import bench
 from backbone import Backbone, Completion
 from bench import Attempt, Sample
-from conftest import FakeSandbox, kernel, read_lines, selecting
+from conftest import FakeSandbox, kernel, selecting
 from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
 from command.files import ROOT
 from command.options import complete
-from command.process import run_command
 from skills import Skill, SkillLibrary
 from tasks import builtin_tasks
 
@@ -263,54 +262,39 @@ def by_task(messages, tool, generator):
     return f"```python\n{code}```"
 
 
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """A function that runs bench.py --level 1 and returns (exit code, stdout, stderr, the model)."""
-    def run_bench(*arguments):
-        model = Scripted(by_task)
-        monkeypatch.setattr(bench.Backbone, "load", lambda path, device: model)
-        arguments = ["--device", "cpu", "--level", "1", *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", ["bench.py", *arguments])
-        with pytest.raises(SystemExit) as end:
-            run_command(lambda: bench.main(arguments))
-        out, err = capsys.readouterr()
-        return end.value.code, out, err, model
-
-    return run_bench
-
-
-def test_command_end_to_end(tmp_path, command, borrowed, refusal):
+def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
     """A problem that is solved, one that cannot be used and one that gets no code, through the real sandbox."""
     borrowed(bench)
-    good, out = builtin_tasks(1)[0].source, tmp_path / "out"
-    sources = {"1_Good": good, "2_Bad": good.replace("F.softplus(x)", "F.no_softplus_there(x)"),
-               "3_Hard": builtin_tasks(1)[4].source}
+    model, out = Scripted(by_task), tmp_path / "out"
+    monkeypatch.setattr(bench.Backbone, "load", lambda path, device: model)
+    good, hard = builtin_tasks(1)[0].source, builtin_tasks(1)[4].source
+    sources = {"1_Good": good, "2_Bad": good.replace("F.softplus(x)", "F.no_softplus_there(x)"), "3_Hard": hard}
     (tmp_path / "KernelBench/level1").mkdir(parents=True)
     for name, source in sources.items():
         (tmp_path / f"KernelBench/level1/{name}.py").write_text(source)
-    arguments = ["--ids", "1-3", "--samples", 1, "--turns", 2, "--kernelbench", tmp_path, "--model", tmp_path,
-                 "--out", out]
-    code, text, err, _ = command(*arguments)
-    assert code == 0, err
+    arguments = (f"--device cpu --level 1 --ids 1-3 --samples 1 --turns 2 --kernelbench {tmp_path} --model {tmp_path} "
+                 f"--out {out}").split()
+    assert bench.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3].startswith("level1/3_Hard")  # as each ends: no kernel of it has to be judged
     summary = json.loads((out / "summary.json").read_text())
     best = summary["figures"][1]  # best turn, strict
     assert summary["clock"] == "modelled" and shares(best)[0] == best["correct"] == 1 / 3
     problems = [summary["problems"][f"level1/{name}"] for name in sources]
     assert [problem["correct"] for problem in problems] == [1, 0, 0]
     assert "no_softplus_there" in problems[1]["error"] and "no code block" in problems[2]["error"]
-    lines = text.splitlines()
-    assert lines[3].startswith("level1/3_Hard")  # as each ends: no kernel of it has to be judged
     assert all((out / name).stat().st_size > 10000 for name in ("fast_p.png", "report.html"))
-    [row] = [row for row in read_lines(out / "results.jsonl") if row["task"] == "level1/1_Good"]
-    assert [turn["verdict"]["correct"] for turn in row["turns"]] == [False, True]
-    assert "(seed changed)" in refusal(bench.main, "--device", "cpu", "--level", 1, *arguments, "--seed", 1)
-    code, again, err, model = command(*arguments)
-    assert code == 0 and not model.asked and "\n3 samples found," in again and again.splitlines()[3:] == lines[6:]
+    turns = bench.read_results(out / "results.jsonl")["level1/1_Good", 0].turns
+    assert [turn.verdict.correct for turn in turns] == [False, True]
+    assert "(seed changed)" in refusal(bench.main, *arguments, "--seed", 1)
+    model.asked.clear()
+    assert bench.main(arguments) == 0 and not model.asked
+    again = capsys.readouterr().out
+    assert "\n3 samples found," in again and again.splitlines()[3:] == lines[6:]
 
 
 @pytest.mark.parametrize("arguments, message", [
     ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
-    ("--top-p 3", "above 0 to 1"), ("--bm25-only --no-skills", "choose one"),
     ("--strategy evolve --turns 4", "below --turns 5 no attempt sees an earlier one"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])
@@ -323,12 +307,13 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_keeps_each_problem_that_is_done_and_leaves_a_page(tmp_path, command, monkeypatch):
+def test_ctrl_c_keeps_each_problem_that_is_done_and_leaves_a_page(tmp_path, monkeypatch):
     """It comes in the second batch of three."""
     monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer(lives=8))
-    monkeypatch.setattr(sys.modules[__name__], "by_task", lambda *_: kernel(1.5))
-    arguments = ["--ids", "1-6", "--samples", 1, "--no-skills", "--batch", 2, "--model", tmp_path]
-    code, out, err, _ = command(*arguments, "--out", tmp_path / "o")
-    assert code == 130 and len(read_lines(tmp_path / "o/results.jsonl")) == 2
-    assert "A part of the benchmark: 2 of 6 problems are done." in (tmp_path / "o/report.html").read_text()
-    assert "continue with: python bench.py --device cpu --level 1 --ids 1-6" in err
+    monkeypatch.setattr(bench.Backbone, "load", lambda path, device: Scripted(lambda *_: kernel(1.5)))
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--ids", "1-6"])
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt, match="continue with: python bench.py --ids 1-6"):
+        bench.main(f"--device cpu --ids 1-6 --samples 1 --no-skills --batch 2 --model {tmp_path} --out {out}".split())
+    assert len(bench.read_results(out / "results.jsonl")) == 2
+    assert "A part of the benchmark: 2 of 6 problems are done." in (out / "report.html").read_text()

@@ -34,8 +34,15 @@ def state(out):
 
 
 def test_resuming_equals_not_stopping(world, monkeypatch):
+    """What later steps have left is removed."""
     whole = world("whole", "--batch", "1", "--steps", "3")
     parts = world("parts", "--batch", "1", "--steps", "1")
+    with open(parts / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "clock": "modelled"}\n{"step": 3, "clo')
+    for name in ("rollouts/step_9.jsonl", "skill_library/global_step_2.jsonl"):
+        (parts / name).write_text("left behind")
+    (parts / "checkpoint").unlink()  # as a program copies it that follows links
+    shutil.copytree(parts / "checkpoint_1", parts / "checkpoint")
     mapped, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda *path, **how: mapped.append(how.get("mmap")) or load(*path, **how))
     world("parts", "--resume", "--steps", "3", "--set", "save_every=2")
@@ -88,17 +95,6 @@ def test_interrupted_and_resumed(world, tmp_path, monkeypatch, functions, n, say
     assert state(whole_run(world)) == state(world("killed", *(["--resume"] if begun else SHORT)))
 
 
-def test_what_later_steps_have_left_is_removed(world):
-    torn = world("torn", *SHORT, "--steps", "1")
-    with open(torn / "metrics.jsonl", "a") as file:
-        file.write('{"step": 2, "clock": "modelled"}\n{"step": 3, "clo')
-    (torn / "rollouts/step_9.jsonl").write_text("left behind")
-    (torn / "skill_library/global_step_2.jsonl").write_text("left behind")
-    (torn / "checkpoint").unlink()  # as a program copies it that follows links
-    shutil.copytree(torn / "checkpoint_1", torn / "checkpoint")
-    assert state(whole_run(world)) == state(world("torn", "--resume", "--steps", "2"))
-
-
 # ---- what is refused
 
 
@@ -110,10 +106,8 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
             ("no such model folder", f"--model {tmp_path}/none --device cpu"),
             ("cannot write", f"{model} --out {tmp_path}/file/out"),
             ("no problem files", f"{model} --tasks {tmp_path}/empty"), ("nothing to resume", "--resume"),
-            ("--batch 0", f"{model} --batch 0"), ("--stepz", "--stepz 3"),
             ("choose from davinci, ", "--recipe alphazero"), ("choose from all, ", "--set history=none"),
-            ("--no-skills and --bm25-only contradict", "--no-skills --bm25-only"),
-            ("not a number", "--set trials=few"), ("invalid", "--lr fast")):
+            ("--no-skills and --bm25-only contradict", "--no-skills --bm25-only"), ("--stepz", "--stepz 3")):
         assert said in refusal(reinforce.main, "--out", tmp_path / "out", *options.split())
     assert "--out" in refusal(reinforce.main, "--resume")
     assert not (tmp_path / "out").exists()  # a refused run leaves nothing behind
@@ -121,7 +115,7 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
 
 def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tmp_path):
     out = world("run", "--steps", "1")
-    kept = sorted(path.name for path in (out / "rollouts").iterdir())
+    kept = sorted((out / "rollouts").iterdir())
     capsys.readouterr()
 
     def refused(options="--resume"):
@@ -138,7 +132,7 @@ def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tm
     lines = (out / "metrics.jsonl").read_text()
     (out / "metrics.jsonl").write_text("{\n" + lines)
     assert "metrics.jsonl, line 1: cannot be read" in refused()
-    assert sorted(path.name for path in (out / "rollouts").iterdir()) == kept  # nothing was deleted
+    assert sorted((out / "rollouts").iterdir()) == kept  # nothing was deleted
 
 
 # ---- a laptop's first day

@@ -10,7 +10,7 @@ import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import Trajectory, Turn, best_window, rollout, rollout_metrics
+from policy import Strategy, Trajectory, Turn, best_window, rollout, rollout_metrics
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
@@ -149,15 +149,15 @@ def trajectory(*speedups, task=None, skills=()):
 
 
 def test_what_metrics_say_of_rollouts():
-    rollouts = [trajectory(1.1, 1.3), trajectory(None, 1.15), trajectory(None, None), trajectory(0.5, 0.9)]
+    rollouts = [trajectory(1.1, 1.3), trajectory(None, 1.2), trajectory(None, None), trajectory(0.5, 1.0)]
     for rewards, rolled in zip([(1.0, 2.0), (0.0, 1.0), (0.0, 0.0), (3.0, 1.0)], rollouts):
         rolled.turns[1].advice_tokens = 5
         for turn, turn.reward in zip(rolled.turns, rewards):
-            turn.verdict.coverage = 0.5
+            turn.verdict.coverage = 0.5 if turn.verdict.correct else 0.1  # only correct turns count
     found = rollout_metrics(rollouts)
     assert (found["reward_best"], found["reward_first"]) == (1.5, 1.0)
     assert (found["correct"], found["correct_first"], found["fast_1"], found["fast_1.2"]) == (0.75, 0.5, 0.5, 0.25)
-    assert found["speedup"] == pytest.approx((1.3 + 1.15 + 0.9) / 3) and found["coverage"] == 0.5
+    assert found["speedup"] == pytest.approx((1.3 + 1.2 + 1.0) / 3) and found["coverage"] == 0.5
     assert [rolled.tokens for rolled in rollouts] == [7] * 4  # one of each turn, and the advice
 
 
@@ -282,9 +282,14 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
                                                 "rejected": {"malformed": 1, "too slow": 1}}
 
 
-def test_serial_scaling_shows_the_first_of_the_best_windows():
+def test_serial_scaling_shows_the_first_of_the_best_windows(scripted):
     turns = [Turn(None, "", Verdict(correct=True, speedup=x)) for x in (3.0, 1.0, 9.0, 1.0)]  # 9 counts as 3
-    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]
+    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]  # the first
+    assert best_window(turns[1:3], keep=1) == turns[2:3]  # the last window
+    scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
+    latest = Strategy(show=lambda turns, generator: turns[-1:])
+    [done] = rollout(scripted, FakeSandbox(), [(make_task(), ())], 3, REPLY, strategy=latest)
+    assert [turn.verdict.speedup for turn in done.turns] == [1.0, 2.0, 2.0]  # and no other attempts
 
 
 def test_a_parents_chance_falls_with_its_rank():

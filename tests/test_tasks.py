@@ -141,6 +141,7 @@ def test_scale_batch_changes_the_first_integer_and_nothing_else():
     assert large == task(PROBLEM.replace("rows = 8\n", "rows = 8000000\n"))
     assert tasks.elements(PROBLEM, 10**9) == 8 * 4 * 2 and tasks.elements(large.source, 0) == 8e6 * 4
     assert scale_batch(task("scale = 2.0\nnames = ['x']\n"), 16) == task("scale = 2.0\nnames = ['x']\n")
+    assert scale_batch(Task("t", 0, "size = 4\nbatch = 2", "diagonal"), 8).source == "size = 4\nbatch = 16"
     assert [t.source for t in builtin_tasks(1, "cuda")] != [t.source for t in builtin_tasks(1)]
 
 
@@ -166,6 +167,7 @@ def test_unfit_problems_are_refused_with_their_reason(old, new, reason):
 
 @pytest.mark.parametrize("one, other", [
     ("torch.mean(torch.relu(1 - x))", "torch.mean(torch.clamp(1 - x, min=0))"), ("x.relu_()", "torch.clamp_min(x, 0)"),
+    ("torch.clamp(x, -1, 1)", "F.hardtanh(x)"),
     ("nn.LeakyReLU(0.1)", "torch.where(x > 0, x, 0.1 * x)"), ("F.huber_loss(x, x)", "nn.SmoothL1Loss()"),
     ("F.normalize(x)", "x / torch.norm(x, dim=1, keepdim=True)"), ("F.layer_norm(x, (4,))", "nn.LayerNorm(4)"),
     ("x * torch.rsqrt(x.mean() + 1)", "x / torch.sqrt(x.mean() + 1)"), ("x / 2", "x * 0.5"),

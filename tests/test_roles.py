@@ -154,7 +154,10 @@ def test_what_metrics_say_of_rollouts():
         rolled.turns[1].advice_tokens = 5
         for turn, turn.reward in zip(rolled.turns, rewards):
             turn.verdict.coverage = 0.5 if turn.verdict.correct else 0.1  # only correct turns count
+    rollouts[2].turns[0].verdict.rejected = "decoy"
+    rollouts[3].turns[1].completion = Completion([1], [2], [0.0], "", False)
     found = rollout_metrics(rollouts)
+    assert (found["cheats"], found["unfinished"]) == (1 / 8, 1 / 8)
     assert (found["reward_best"], found["reward_first"]) == (1.5, 1.0)
     assert (found["correct"], found["correct_first"], found["fast_1"], found["fast_1.2"]) == (0.75, 0.5, 0.5, 0.25)
     assert found["speedup"] == pytest.approx((1.3 + 1.2 + 1.0) / 3) and found["coverage"] == 0.5

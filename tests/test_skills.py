@@ -64,7 +64,7 @@ def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order()
 def test_recall_finds_by_meaningful_words_and_drops_the_rest():
     library = SkillLibrary(LIBRARY)
     assert recall(library, "x = torch.Softmax(x)")[0].name == "row-softmax"
-    assert recall(library, "self.bias_of_convolution")[0].name == "fold-bias"
+    assert recall(library, "self.my_convolution")[0].name == "fold-bias"
     assert recall(library, "unrelated vocabulary") == recall(library, "") == []
     assert recall(SkillLibrary(LIBRARY[:2]), "nothing of it") == LIBRARY[:2]  # too few to rank
     assert len(recall(library, "row", top=1)) == 1

@@ -39,27 +39,14 @@ def make_task(n=0) -> Task:
     return Task(f"task{n}", 0, SOURCE.format(factor=n + 2))
 
 
-def tiny_qwen(tokenizer, seed=0):
-    """A Qwen3 of 100 thousand parameters with random weights (large ones, so that its answers are not uniform)."""
-    torch.manual_seed(seed)
-    return random_qwen3(len(tokenizer), 48, 96, 2, head_dim=16, max_position_embeddings=8192, initializer_range=0.15,
-                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-                        bos_token_id=None).eval()
-
-
-TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
-        "intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.15}
-
-
-# What an architecture's configuration needs besides
-NEEDED = {"Qwen3": {"head_dim": 16}, "Mistral": {"head_dim": 8, "sliding_window": None}}
-
-
 def tiny_model(name, tokenizer, **config):
     """A model with random weights of any architecture that is supported, Llama or another."""
-    config = TINY | NEEDED.get(name, {}) | config
-    config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **config)
-    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
+    needed = {"Qwen3": {"head_dim": 16}, "Mistral": {"head_dim": 8, "sliding_window": None}}
+    config = needed.get(name, {}) | {
+        "vocab_size": len(tokenizer), "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.15,
+        "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id} | config
+    config = getattr(transformers, name + "Config")(**config)
     torch.manual_seed(0)
     kind = getattr(transformers, name + "ForCausalLM")
     return kind._from_config(config, attn_implementation=attention_kind(config)).eval()
@@ -73,8 +60,12 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory, tokenizer):
+    """A Qwen3 of 100 thousand parameters with random weights (large ones, so that its answers are not uniform)."""
     folder = tmp_path_factory.mktemp("tiny")
-    tiny_qwen(tokenizer).save_pretrained(folder)
+    torch.manual_seed(0)
+    model = random_qwen3(len(tokenizer), 48, 96, 2, head_dim=16, max_position_embeddings=8192, initializer_range=0.15,
+                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -152,10 +143,6 @@ def learnt(chat, ids, mask) -> list:
     return [chat.tokenizer.decode([token for token, _ in run]) for on, run in runs if on]
 
 
-def role_of(prompt) -> str:
-    return next(role for role in ROLES if PROMPTS[f"{role}_system"] in prompt)
-
-
 class Scripted(Backbone):
     """A real model that may only answer with one of the replies that `script(role, prompt)` lists.
 
@@ -167,22 +154,13 @@ class Scripted(Backbone):
     asked = None  # (role, prompt text) of every prompt so far
     draws = set()  # (temperature, top_p) of every sampler of all these models
 
+    @contextlib.contextmanager
     def sampler(self, sampling, generator=None):
         self.draws.add((sampling.temperature, sampling.top_p))
-        return ScriptedSampler(self, sampling, generator)
+        yield ScriptedSampler(self, sampling, generator)
 
 
-class Opened:
-    """What a with statement opens and has nothing to close of."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-class ScriptedSampler(Opened):
+class ScriptedSampler:
     """Backbone.sampler with Scripted's choice of words: each step writes whole replies."""
 
     def __init__(self, model, sampling, generator):
@@ -191,16 +169,17 @@ class ScriptedSampler(Opened):
         self.seed = torch.randint(2**31, (), generator=generator).item() if sampling.temperature else 0
         self.count = Counter()  # of a prompt: a draw depends on the seed, the prompt and this, as the engine's do
 
-    @torch.no_grad()
     def write(self, prompts):
         for key, prompt in prompts.items():
             yield key, self.answer(prompt)
 
+    @torch.no_grad()
     def answer(self, prompt) -> Completion:
         model, text = self.model, self.model.tokenizer.decode(prompt)
-        model.asked = (model.asked or []) + [(role_of(text), text)]
+        role = next(role for role in ROLES if PROMPTS[f"{role}_system"] in text)
+        model.asked = (model.asked or []) + [(role, text)]
         if text not in self.options:
-            replies = model.script(role_of(text), text)
+            replies = model.script(role, text)
             limit = self.sampling.max_new_tokens
             ids = [(model.encode(reply) + [model.tokenizer.eos_token_id])[:limit] for reply in replies]
             self.options[text] = replies, ids, model.logprobs([(prompt, reply) for reply in ids])
@@ -215,11 +194,18 @@ class ScriptedSampler(Opened):
         finished = ids[chosen][-1] == model.tokenizer.eos_token_id
         return Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
 
-class FakeSandbox(Opened):
+
+class FakeSandbox:
     """Believes what the code says of itself: `# speedup 1.5 coverage 0.8`; without that line the code is wrong."""
 
     def __init__(self, device="cpu", **_):
         self.device, self.scored, self.waited = device, [], 0.0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
 
     def prepare(self, tasks):
         pass
@@ -274,26 +260,22 @@ def call(name, **arguments) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': {'think': 't'} | arguments})}</tool_call>"
 
 
-def slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_scheme, group):
+def slow_policy_advantages(rewards, members, tokens, gamma=1.0, baseline="leave-one-out", cross_scheme=True):
     """The double loop: every turn looks for its own group."""
     returns = [[sum(gamma ** (u - t) * row[u] for u in range(t, len(row))) for t in range(len(row))] for row in rewards]
-    places = [(i, t) for i, row in enumerate(rewards) for t in range(len(row)) if members[i][t]]
-    advantages = {}
+    places = [(i, t) for i, row in enumerate(members) for t, member in enumerate(row) if member]
+    advantages = [[None] * len(row) for row in rewards]
     for i, t in places:
-        others = [returns[j][u] for j, u in places if (j, u) != (i, t) and (group == "task" or u == t)]
-        whole = others + [returns[i][t]]
+        group = [returns[j][u] for j, u in places if u == t or baseline == "group-norm"]
         if baseline == "leave-one-out":
-            advantages[i, t] = returns[i][t] - (sum(others) / len(others) if others else 0.0)
+            advantages[i][t] = returns[i][t] - (sum(group) - returns[i][t]) / max(1, len(group) - 1)
         else:
-            advantages[i, t] = returns[i][t] - sum(whole) / len(whole)
-            if baseline == "group-norm":
-                spread = statistics.pstdev(whole)
-                advantages[i, t] = advantages[i, t] / spread if spread > 1e-8 else 0.0
-    if cross_scheme:
-        each = [abs(advantages[i, t]) for i, t in places for _ in range(tokens[i][t])]  # token by token
-        scale = max(sum(each) / len(each), 0.05) if each else 1.0
-        advantages = {place: a / scale for place, a in advantages.items()}
-    return [[advantages.get((i, t)) for t in range(len(row))] for i, row in enumerate(rewards)]
+            advantages[i][t] = returns[i][t] - statistics.fmean(group)
+        if baseline == "group-norm":
+            advantages[i][t] /= max(statistics.pstdev(group), 1e-6)
+    each = [abs(advantages[i][t]) for i, t in places for _ in range(tokens[i][t])]  # token by token
+    scale = max(statistics.fmean(each), 0.05) if cross_scheme and each else 1.0
+    return [[a and a / scale for a in row] for row in advantages]
 
 
 def by_hand(model, data):

@@ -74,14 +74,12 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
 def test_replies_end_at_the_stop_token_or_the_limit(model):
     with pytest.raises(ValueError, match="without tokens"):
         model.sample([[5], []], Sampling(20))
-    replies = model.sample(PROMPTS * 8, Sampling(200), torch.Generator().manual_seed(0))
-    stop = model.tokenizer.eos_token_id
-    assert 5 < sum(r.finished for r in replies) < 40  # both kinds occur, or this test shows nothing
+    replies = model.sample(PROMPTS * 4, Sampling(200), torch.Generator().manual_seed(0))
+    assert {r.finished for r in replies} == {True, False}
     for reply in replies:
-        assert stop not in reply.token_ids[:-1]
-        assert (reply.token_ids[-1] == stop) == reply.finished
+        ends = [i for i, token in enumerate(reply.token_ids, start=1) if token == model.tokenizer.eos_token_id]
+        assert ends == ([len(reply.token_ids)] if reply.finished else []) and "<|im_end|>" not in reply.text
         assert reply.finished or len(reply.token_ids) == 200
-        assert "<|im_end|>" not in reply.text
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.2])
@@ -102,19 +100,19 @@ def test_sampling_follows_the_distribution(model, top_p):
         assert draw.logprobs[0] == pytest.approx(shares[draw.token_ids[0]].log().item(), abs=1e-4)
 
 
-def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tmp_path):
+def test_a_reply_ends_with_any_of_the_models_own_end_tokens(tokenizer, tmp_path):
     """The template's end of a turn, the tokenizer's end of text, and what generation_config.json names."""
     chat = Backbone(tiny_model("Llama", end := template_tokenizer(tokenizer, "qwen3")), end)
     assert chat.stop_ids == sorted(end.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"]))
     chat.model.generation_config.eos_token_id = [7, 8]
     chat = Backbone(chat.model, end)
-    assert {7, 8} < set(chat.stop_ids) and chat.end == end.convert_tokens_to_ids(["<|im_end|>"])
+    stops = set(chat.stop_ids)
+    assert {7, 8} < stops and chat.end == end.convert_tokens_to_ids(["<|im_end|>"])
     chat.save(tmp_path)
     assert Backbone.load(tmp_path).model.generation_config.eos_token_id == chat.stop_ids
     replies = chat.sample(PROMPTS * 10, Sampling(200), torch.Generator().manual_seed(0))
     last = {reply.token_ids[-1] for reply in replies if reply.finished}
-    assert len(last) > 1 and last <= set(chat.stop_ids)
-    assert not any(set(reply.token_ids[:-1]) & set(chat.stop_ids) for reply in replies)
+    assert 1 < len(last) and last <= stops and not any(stops & set(reply.token_ids[:-1]) for reply in replies)
 
 
 # ---- loading

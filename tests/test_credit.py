@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+import fast.rescore
 import policy
 import reinforce
 import summarizer
@@ -21,13 +22,6 @@ from policy import REWARDS, Trajectory, Turn, reward_turns
 from reinforce import update
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
-
-# ---- rewards
-
-
-def right(speedup, coverage=0.0):
-    return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
-
 
 # ---- advantages
 
@@ -44,21 +38,17 @@ def test_advantages_equal_the_slow_twin(baseline, scaled):
         gamma = rng.choice([1.0, 0.4])
         got = policy_advantages([returns_to_go(row, gamma) for row in rewards], members, BASELINES[baseline])
         got = cross_scheme(got, tokens) if scaled else got
-        group = "task" if baseline == "group-norm" else "turn"
-        want = slow_policy_advantages(rewards, members, tokens, gamma, baseline, scaled, group)
+        want = slow_policy_advantages(rewards, members, tokens, gamma, baseline, scaled)
         for mine, slow in zip(got, want):
             assert [a is None for a in mine] == [a is None for a in slow]
             assert [a for a in mine if a is not None] == pytest.approx([a for a in slow if a is not None], abs=1e-8)
 
 
-def test_equal_returns_have_exactly_no_advantage():
+def test_rounding_and_noise_of_times_do_not_become_advantages():
     for baseline in BASELINES.values():
-        assert baseline.subtract([0.1] * 7) == [0.0] * 7
-    assert leave_one_out([0.1 + 0.2, 0.3, 0.3]) == [0.0] * 3
+        assert baseline.subtract([0.1 + 0.2, 0.3, 0.3]) == baseline.subtract([0.1] * 3) == [0.0] * 3
     timed = cross_scheme(policy_advantages([[1.301], [1.299], [1.3]], [[True]] * 3), [[9]] * 3)
-    assert max(abs(a) for row in timed for a in row) < 0.05  # neither is a timing's
-    noisy = [[0.1 + 0.2], [0.3], [0.3], [0.15 * 2]]
-    assert cross_scheme(policy_advantages(noisy, [[True]] * 4), [[9]] * 4) == [[0.0]] * 4  # noise is not blown up
+    assert max(abs(a) for [a] in timed) < 0.05
 
 
 # ---- filters and loss
@@ -92,114 +82,108 @@ def test_a_group_varies_by_its_sample_standard_deviation():
     assert varies([0.3], 1e-3) and varies([1.0, 1.0], 0.0)
 
 
-def sampled_rows(model, advantages, turns=2, roles=("policy",), temperature=1.0):
+def sampled_rows(model, advantages, turns=2, temperature=1.0):
     """Sequences of `turns` rows (a reply, then a later turn that extends it) sampled from the model."""
-    generator, sequences, advantages = torch.Generator().manual_seed(5), [], list(advantages)
-    while advantages:
-        prompt = torch.randint(5, 300, (random.Random(len(advantages)).randint(4, 60),), generator=generator).tolist()
-        rows = []
-        for _ in range(turns):
+    generator, sequences = torch.Generator().manual_seed(5), []
+    for number in range(0, len(advantages), turns):
+        prompt, rows = torch.randint(5, 300, (4 + 7 * number % 50,), generator=generator).tolist(), []
+        for advantage in advantages[number:number + turns]:
             reply = model.sample([prompt], Sampling(30, temperature), generator)[0]
-            rows.append(Row(roles[len(sequences) % len(roles)], reply, advantages.pop(0)))
+            rows.append(Row("policy", reply, advantage))
             prompt = reply.prompt_ids + reply.token_ids + [7, 8, 9]
         sequences.append(rows)
     return sequences
 
 
-def naive_gradients(model, sequences, loss_mean="reply", scale=1.0):
-    """One plain forward for each row, all rows, one backward."""
-    rows = [row for rows in sequences for row in rows]
-    loss, count = 0.0, len(rows) if loss_mean == "reply" else sum(len(row.completion.token_ids) for row in rows)
+def updated(model, sequences, optimizer=None, **options):
+    return update(model, optimizer or Mock(), sequences, configure({"device": "cpu"} | options))
+
+
+@pytest.mark.parametrize("budget, loss_mean, scale, positions, recompute", [
+    (1, "reply", 1.0, 7, False), (200, "reply", 10.0, 10**6, True), (10**9, "token", 1.0, 7, False)])
+def test_update_equals_one_naive_batch(model, inputs, monkeypatch, budget, loss_mean, scale, positions, recompute):
+    """Whatever the micro-batches are, with logits in pieces and with recomputed layers.
+
+    The naive batch: one plain forward for each row, all rows, one backward.
+    """
+    sequences = sampled_rows(model, [1.0, -0.5, 0.0, 0.3, -2.0, 0.0, 0.0, 0.0, 0.7, 0.25])
+    rows = list(itertools.chain(*sequences))
+    tokens = [len(row.completion.token_ids) for row in rows]
+    loss = 0.0
     for row in rows:
         new = plain_logprobs(model, row.completion.prompt_ids, row.completion.token_ids)
         ratio = (new - torch.tensor(row.completion.logprobs)).exp()
-        loss = loss - torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage).sum()
-    loss = loss / (count * scale)
-    model.model.zero_grad()
+        loss -= torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage).sum()
+    loss /= scale * (len(rows) if loss_mean == "reply" else sum(tokens))
     loss.backward()
-    return loss.item(), [p.grad.clone() for p in model.model.parameters()]
-
-
-@pytest.mark.parametrize("budget, loss_mean, scale", [(1, "reply", 1.0), (200, "reply", 10.0), (10**9, "token", 1.0)])
-def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget, loss_mean, scale):
-    advantages = [1.0, -0.5, 0.0, 0.3, -2.0, 0.0, 0.0, 0.0, 0.7, 0.25]
-    sequences = sampled_rows(model, advantages, roles=("policy", "selection", "summary"))
-    args = configure({"device": "cpu", "update_tokens": budget, "grad_clip": 1e9, "loss_mean": loss_mean,
-                      "loss_scale": scale})
-    loss, want = naive_gradients(model, sequences, loss_mean, scale)
+    want = [p.grad.clone() for p in model.model.parameters()]
     model.model.zero_grad()
-    stats = update(model, Mock(), sequences, args)
-    trained = [row for row in itertools.chain(*sequences) if row.advantage]
-    assert stats["loss"] == pytest.approx(loss, abs=1e-5) and stats["grad_norm"] > 0 and len(trained) == 6
-    assert stats["tokens_trained"] == sum(len(row.completion.token_ids) for row in trained)
+    inputs.clear()
+    sizes, layers, head = [], [], model._head
+    monkeypatch.setattr(fast.rescore, "CHUNK", positions * len(model.tokenizer))
+    monkeypatch.setattr(model, "_head", lambda hidden: sizes.append(len(hidden)) or head(hidden))
+    model.model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: layers.append(1))
+    model.recompute = recompute
+    stats = updated(model, sequences, update_tokens=budget, grad_clip=1e9, loss_mean=loss_mean, loss_scale=scale)
+    assert stats["loss"] == pytest.approx(loss.item(), abs=1e-5) and stats["grad_norm"] > 0
+    assert stats["tokens_trained"] == sum(n for n, row in zip(tokens, rows) if row.advantage)
     for gradient, parameter in zip(want, model.model.parameters()):
         assert torch.allclose(gradient, parameter.grad, atol=2e-5 * max(1.0, gradient.abs().max().item()))
+    assert sum(batch for batch, _ in inputs) == 4  # the turns of a rollout are one sequence, and one is not trained
+    assert max(sizes) <= positions and sum(sizes) == 2 * stats["tokens_trained"]  # again in the backward pass
+    assert len(layers) == len(inputs) * (2 if recompute else 1)
 
 
 def test_what_was_sampled_at_another_temperature_is_rescored_at_it(model):
-    sequences, off = sampled_rows(model, [1.0, -0.5, 2.0, 0.3], temperature=0.7), {}
-    for temperature in (0.7, 1.0):
-        args = configure({"device": "cpu", "temperature": temperature, "mrs": False})
-        off[temperature] = update(model, Mock(), sequences, args)["ratio_off"]
-    assert off[0.7] < 1e-4 and off[1.0] > 0.1
+    sequences = sampled_rows(model, [1.0, -0.5, 2.0, 0.3], temperature=0.7)
+    off = [updated(model, sequences, temperature=at, mrs=False)["ratio_off"] for at in (0.7, 1.0)]
+    assert off[0] < 1e-4 and off[1] > 0.1
 
 
 def test_rows_without_advantage_are_not_computed(model, monkeypatch):
     sequences = sampled_rows(model, [0.0, 1.0, 0.0, 3.0, -1.0, 0.0])
     sequences[1][1].masked = "prs"
     seen, logprobs = [], model.logprobs
-    monkeypatch.setattr(model, "logprobs", lambda rows, at: seen.append(rows) or logprobs(rows, at))
-    stats = update(model, Mock(), sequences, configure({"device": "cpu"}))
-    assert sum(map(len, seen)) == 2 and stats["tokens_trained"] == sum(len(reply) for rows in seen for _, reply in rows)
+    monkeypatch.setattr(model, "logprobs", lambda rows, at: seen.extend(rows) or logprobs(rows, at))
+    stats = updated(model, sequences)
+    assert len(seen) == 2 and stats["tokens_trained"] == sum(len(reply) for _, reply in seen)
     idle, none = Mock(), [[Row("policy", rows[0].completion, 0.0)] for rows in sequences]
-    stats = update(model, idle, none, configure({"device": "cpu"}))
-    assert len(seen) == 1 and not idle.step.called  # nothing to learn: the weights stay
+    stats = updated(model, none, idle)
+    assert len(seen) == 2 and not idle.step.called  # nothing to learn: the weights stay
     assert stats["tokens_trained"] == stats["grad_norm"] == stats["loss"] == 0
 
 
 def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
     sequences = sampled_rows(model, [1.0] * 16)
     batches = list(micro_batches(sequences, 400))
-    assert sorted(id(rows) for batch in batches for rows in batch) == sorted(map(id, sequences))
-    widths = []
+    assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, sequences)) and 1 < len(batches) < 8
     for batch in batches:
-        widths.append(max(len(r.completion.prompt_ids) + len(r.completion.token_ids) for rows in batch for r in rows))
-        assert len(batch) * widths[-1] <= 400 or len(batch) == 1  # both turns of a rollout run as one sequence
-    assert widths == sorted(widths, reverse=True) and 1 < len(batches) < 20
+        last = [rows[-1].completion for rows in batch]  # both turns of a rollout run as one sequence
+        assert len(batch) * max(len(reply.prompt_ids + reply.token_ids) for reply in last) <= 400
 
 
 def test_gradients_are_clipped_by_norm_after_the_loss_is_scaled(model):
     sequences = sampled_rows(model, [500.0, -400.0])
     optimizer, norms = Mock(), []
-    norm = lambda: torch.stack([p.grad.norm() for p in model.model.parameters()]).norm().item()  # noqa: E731
-    optimizer.step, optimizer.zero_grad = lambda: norms.append(norm()), lambda **_: model.model.zero_grad()
-    args = {"device": "cpu", "loss_scale": 1.0}
-    plain = update(model, optimizer, sequences, configure(args | {"grad_clip": 0.5}))
-    scaled = update(model, optimizer, sequences, configure(args | {"loss_scale": plain["grad_norm"]}))
-    assert plain["grad_norm"] > 10 and norms[0] == pytest.approx(0.5, rel=1e-3)
-    assert scaled["grad_norm"] == pytest.approx(1.0, rel=1e-3) and norms[1] == pytest.approx(1.0, rel=1e-3)
+    optimizer.zero_grad = lambda **_: model.model.zero_grad()
+    optimizer.step = lambda: norms.append(math.hypot(*(p.grad.norm() for p in model.model.parameters())))
+    plain = updated(model, sequences, optimizer, loss_scale=1.0, grad_clip=0.5)["grad_norm"]
+    scaled = updated(model, sequences, optimizer, loss_scale=plain)["grad_norm"]
+    assert plain > 10 and [scaled, *norms] == pytest.approx([1.0, 0.5, 1.0], rel=1e-3)
+    sequences[0][0].advantage = math.nan  # a gradient that is not finite leaves the weights alone
+    assert math.isnan(updated(model, sequences, optimizer)["grad_norm"]) and len(norms) == 2
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(model, monkeypatch):
-    sequences, optimizer = sampled_rows(model, [1.0, -1.0]), Mock()
-    sequences[0][0].advantage = float("nan")
-    stats = update(model, optimizer, sequences, configure({"device": "cpu"}))
-    assert not optimizer.step.called and math.isnan(stats["grad_norm"])
-
-
-@pytest.mark.parametrize("options, masked", [({}, [2, 1]), ({"mrs": False}, [0, 0])])
-def test_replies_that_the_trainer_sees_otherwise_are_masked(model, options, masked):
-    """MRS: log-probabilities off by 1 % a token in one reply mask its rollout's turns, or its own in other roles."""
-    def off(role, turns):
-        sequences = sampled_rows(model, [1.0] * 4, turns=turns, roles=(role,))
-        sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
-        stats = update(model, Mock(), sequences, configure({"device": "cpu"} | options))
-        kept = itertools.chain(*sequences[1 if stats["mrs_masked"] else 0:])
-        assert stats["tokens_trained"] == sum(len(row.completion.token_ids) for row in kept)
-        assert stats["loss"] == pytest.approx(-stats["tokens_trained"] / (30 * 4), rel=0.02)  # the others have none
-        return stats["mrs_masked"]
-
-    assert [off("policy", 2), off("selection", 1)] == masked
+@pytest.mark.parametrize("mrs, turns, masked", [(True, 2, 2), (True, 1, 1), (False, 2, 0)])
+def test_replies_that_the_trainer_sees_otherwise_are_masked(model, mrs, turns, masked):
+    """MRS: log-probabilities off by 1 % a token in one reply mask its rollout's turns."""
+    sequences = sampled_rows(model, [1.0] * 4, turns)
+    sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
+    stats = updated(model, sequences, mrs=mrs)
+    kept = itertools.chain(*sequences[bool(masked):])
+    assert stats["mrs_masked"] == masked
+    assert stats["tokens_trained"] == sum(len(row.completion.token_ids) for row in kept)
+    assert stats["loss"] == pytest.approx(-stats["tokens_trained"] / (30 * 4), rel=0.02)  # the others have none
 
 
 # ---- score and credit, on episodes made by hand
@@ -209,55 +193,59 @@ def reply(tokens=2):
     return Completion([1], [2] * tokens, [0.0] * tokens, "", True)
 
 
+def right(speedup, coverage=0.0):
+    return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
+
+
 def rolled(*verdicts, skills=()):
     return Trajectory(None, tuple(skills), [Turn(reply(), "code", verdict) for verdict in verdicts])
 
 
-def a_run(options=(), **more):
-    args = configure({"device": "cpu", "batch": 9} | dict(options))
-    generator = torch.Generator().manual_seed(0)
-    return SimpleNamespace(options=args, writes=True, generator=generator, **{"sandbox": None} | more)
+def a_run(**more):
+    return SimpleNamespace(options=configure({"device": "cpu"}), sandbox=None, model=None, **more)
 
 
-def credited(rewards, selections=(), summaries=(), coverage=1.0, **options):
-    """(episode, rows of the loss) for rollouts with these rewards of their turns; 0 stands for a wrong kernel."""
-    episode = reinforce.Episode(None, [SimpleNamespace(completion=reply(), reward=r) for r in selections],
-                                [rolled(*(right(1.0, coverage) if r else Verdict() for r in row)) for row in rewards],
-                                [SimpleNamespace(completion=reply(), reward=r) for r in summaries])
-    for trajectory, row in zip(episode.trajectories, rewards):
+def episode_of(rewards, selections=(), summaries=(), coverage=1.0):
+    """An episode of rollouts with these rewards of their turns; 0 stands for a wrong kernel."""
+    rollouts = [rolled(*(right(1.0, coverage) if reward else Verdict() for reward in row)) for row in rewards]
+    for trajectory, row in zip(rollouts, rewards):
         for turn, reward in zip(trajectory.turns, row):
             turn.reward = reward
-    return episode, credit_rows([episode], **options)
+    answers = [[SimpleNamespace(completion=reply(), reward=r) for r in several] for several in (selections, summaries)]
+    return reinforce.Episode(None, answers[0], rollouts, answers[1])
 
 
-def credit_rows(episodes, **options):
-    run = a_run({"cross_scheme": False} | options)
-    return credit(episodes, run.options, run.generator)
+def credited(*episodes, **options):
+    """The rows of the loss of these episodes, in chains."""
+    options = configure({"device": "cpu", "batch": 9, "cross_scheme": False} | options)
+    return credit(episodes, options, torch.Generator().manual_seed(0))
+
+
+def advantages_of(chains):
+    return [row.advantage for row in itertools.chain(*chains)]
 
 
 def test_each_role_has_its_weight_its_group_and_its_discount():
-    options = {"gamma": 0.5, "selection_weight": 0.25, "summary_weight": 3.0}
-    _, rows = credited([[1.0, 2.0], [3.0, 4.0]], (1.0, 2.0), (0.0, 5.0), **options)
+    episode = episode_of([[1.0, 2.0], [3.0, 4.0]], (1.0, 2.0), (0.0, 5.0))
+    rows = credited(episode, gamma=0.5, selection_weight=0.25, summary_weight=3.0)
     assert [[(row.role, row.advantage) for row in several] for several in rows] == [
         [("policy", -3.0), ("policy", -2.0)], [("policy", 3.0), ("policy", 2.0)],  # 1 + 0.5 * 2 against 3 + 0.5 * 4
         [("selection", -0.25)], [("selection", 0.25)], [("summary", -15.0)], [("summary", 15.0)]]
-    _, rows = credited([[1.0], [3.0]], (1.0, 2.0), (0.0, 5.0), freeze_selection=True, freeze_summary=True)
+    rows = credited(episode_of([[1.0], [3.0]], (1.0, 2.0), (0.0, 5.0)), freeze_selection=True, freeze_summary=True)
     assert [row.role for several in rows for row in several] == ["policy"] * 2
-    episode, rows = credited([[1.0], [3.0]], (1.0, 1.0005), (2.0, 2.0))  # groups without variance
-    assert [row.advantage for row in itertools.chain(*rows)] == [-2.0, 2.0, 0, 0, 0, 0]
+    rows = credited(episode_of([[1.0], [3.0]], (1.0, 1.0005), (2.0, 2.0)))  # groups without variance
+    assert advantages_of(rows) == [-2.0, 2.0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("options, masked", [({}, ["prs"] * 3), ({"prs": False}, [None] * 3)])
-def test_what_prs_masks_stays_in_its_group(options, masked):
-    episode, rows = credited([[1.0], [2.0], [3.0]], coverage=0.0, **options)
-    turns = [trajectory.turns[0] for trajectory in episode.trajectories]
-    assert [turn.masked for turn in turns] == masked and [turn.advantage for turn in turns] == [-1.5, 0.0, 1.5]
-    assert [row.masked for row in itertools.chain(*rows)] == masked
-    episode, rows = credited([[0.0], [2.0], [4.0]], coverage=0.0, cross_scheme=True)  # a wrong turn is never dropped
-    assert [row.masked for row in itertools.chain(*rows)] == [None, "prs", "prs"]
-    assert [row.advantage for row in itertools.chain(*rows)] == [-1.0, 0.0, 1.0]  # divided by |-3| alone
+def test_what_prs_masks_stays_in_its_group():
+    episode = episode_of([[0.0], [2.0], [4.0]], coverage=0.0)  # a wrong turn is never dropped
+    for prs, cross_scheme, masked, largest in ((False, False, None, 3.0), (True, False, "prs", 3.0),
+                                               (True, True, "prs", 1.0)):  # divided by |-3| alone
+        rows = credited(episode, prs=prs, cross_scheme=cross_scheme)
+        assert [row.masked for row in itertools.chain(*rows)] == [None, masked, masked]
+        assert advantages_of(rows) == [-largest, 0.0, largest]
     episode.trajectories[0].turns[0].completion = reply(0)  # a prompt that was too long: in the group, but not a row
-    assert [row.advantage for row in itertools.chain(*credit_rows([episode]))] == [0.0, 3.0]
+    assert advantages_of(credited(episode)) == [0.0, 3.0]
 
 
 def test_a_failure_after_a_success_is_void():
@@ -266,7 +254,7 @@ def test_a_failure_after_a_success_is_void():
     reward_turns(rollouts, REWARDS["cuda-agent"])
     assert [[t.masked for t in r.turns] for r in rollouts] == [[None, "void", None], [None] * 3, [None, "void"]]
     assert [[t.reward for t in r.turns] for r in rollouts] == [[2.0, 0.0, 2.0], [-1.0, -1.0, 1.0], [1.0, 0.0]]
-    rows = credit_rows([reinforce.Episode(None, [], rollouts)], prs=False)
+    rows = credited(reinforce.Episode(None, [], rollouts), prs=False)
     assert [[row.advantage for row in several] for several in rows] == [[4.0, 1.0], [-3.5, 0.0, -1.0], [-0.5]]
     assert rollouts[0].turns[1].advantage is None
     for options, masked in (({}, [None, "void", "void"]), ({"mask_void": False}, [None] * 3)):
@@ -277,22 +265,18 @@ def test_a_failure_after_a_success_is_void():
 
 def test_the_first_tasks_that_vary_are_trained_on():
     """Variance is that of the last turns' rewards."""
-    episodes = [credited(rewards)[0] for rewards in ([[1.0, 2.0], [3.0, 2.0]], [[1.0], [2.0]], [[1.0, 0.0], [1.0, 3.0]],
-                                                     [[1.0], [3.0]])]
-    for turn in (turn for e in episodes for t in e.trajectories for turn in t.turns):
-        turn.masked = None
-    rows = credit_rows(episodes, batch=2)
-    assert [[t.turns[0].masked for t in e.trajectories] for e in episodes] == [["group"] * 2, [None] * 2, [None] * 2,
-                                                                               ["group"] * 2]
-    assert [row.advantage for row in itertools.chain(*rows)] == [-1.0, 1.0, -3.0, -3.0, 3.0, 3.0]
-    assert len(credited([[1.0, 2.0], [3.0, 2.0]], min_std=0.0)[1]) == 2
+    tasks = [[1.0, 2.0], [3.0, 2.0]], [[1.0], [2.0]], [[1.0, 0.0], [1.0, 3.0]], [[1.0], [3.0]]
+    episodes = list(map(episode_of, tasks))
+    assert advantages_of(credited(*episodes, batch=2)) == [-1.0, 1.0, -3.0, -3.0, 3.0, 3.0]
+    assert [e.trajectories[0].turns[0].masked for e in episodes] == ["group", None, None, "group"]
+    assert len(credited(episode_of(tasks[0]), min_std=0.0)) == 2
 
 
 def test_each_scheme_has_n_rollouts_in_order_and_the_last_one_is_the_null_scheme(monkeypatch):
     monkeypatch.setattr(policy, "rollout", lambda model, sandbox, jobs, *_: [
         Trajectory(task, skills) for task, skills in jobs])
     episodes = [reinforce.Episode(task, [SimpleNamespace(skills=("a",)), SimpleNamespace(skills=())]) for task in "xy"]
-    reinforce.roll_out(a_run(model=None), episodes, 3, 2, Sampling(9), None)
+    reinforce.roll_out(a_run(), episodes, 3, 2, Sampling(9), None)
     assert [[(t.task, t.skills, t.number) for t in e.trajectories] for e in episodes] == [
         [(task, skills, number) for number, skills in enumerate((("a",), ("a",), (), (), (), ()))] for task in "xy"]
 
@@ -314,7 +298,7 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
     monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
     proposals = [summarizer.Proposal({}, Skill(f"s{x}", "", "", [], "", x), rejected=why) for x, why in proposals]
     episode = reinforce.Episode(None, [], [], [summarizer.Summary(None, None, None, None, None, proposals)])
-    reinforce.verify(a_run(model=None, sandbox=None), [episode])
+    reinforce.verify(a_run(), [episode])
     assert episode.summaries[0].reward == reward
     assert (episode.staged and episode.staged.skill.verify_speedup) == staged
 

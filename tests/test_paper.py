@@ -1,7 +1,6 @@
 """Every number of the paper, written down from the paper and its release, not from the code: a slip must not pass."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,6 +11,7 @@ import summarizer
 
 from conftest import configure
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
+from command.files import ROOT
 
 # What a model of over a billion parameters is trained with, on a GPU. Paper's symbol or the release's variable: value.
 PAPER = {
@@ -23,27 +23,19 @@ PAPER = {
     "reward": "davinci", "baseline": "leave-one-out", "loss_mean": "reply", "history": "all",
     "prs": True, "mrs": True, "cross_scheme": True, "mask_void": True, "skills": True,
     "bm25_only": False, "no_verify": False, "freeze_selection": False, "freeze_summary": False, "eval": "all"}
-CONSTANTS = [
-    (policy.SPEEDUP_CAP, 6.0), (advantages.DUAL_CLIP, 3.0), (advantages.DIVISOR_FLOOR, 0.05),
-    (advantages.MRS_BAND, 1e-3), (advantages.MRS_LEAST, 1e-4),
-    (summarizer.MOST_PROPOSALS, 2), (summarizer.MOST_CONTENT_TOKENS, 640),  # 512 and a quarter
-    (selector.MOST_SKILLS, 3), (selector.TASK_CHARACTERS, 1000), (selector.CANDIDATES, 20)]
+CONSTANTS = {
+    policy: {"SPEEDUP_CAP": 6.0}, advantages: {"DUAL_CLIP": 3.0, "DIVISOR_FLOOR": 0.05, "MRS_BAND": 1e-3,
+                                               "MRS_LEAST": 1e-4},
+    summarizer: {"MOST_PROPOSALS": 2, "MOST_CONTENT_TOKENS": 640},  # 512 and a quarter
+    selector: {"MOST_SKILLS": 3, "TASK_CHARACTERS": 1000, "CANDIDATES": 20}}
 
 
 def test_a_large_model_is_trained_with_the_papers_numbers():
     options = vars(configure({"device": "cuda"}, large=True))
     assert {name: options[name] for name in PAPER} == PAPER
     assert configure({"device": "cuda"}).lr == 5e-5
-
-
-@pytest.mark.parametrize("mine, papers", CONSTANTS)
-def test_constants(mine, papers):
-    assert mine == papers
-
-
-@pytest.mark.parametrize("coverage, probability", [(0.3, 0.0), (0.35, 0.5), (0.4, 1.0)])
-def test_profiling_based_rejection(coverage, probability):
-    assert advantages.prs_probability(coverage) == pytest.approx(probability)
+    for module, papers in CONSTANTS.items():
+        assert vars(module) | papers == vars(module)
 
 
 @pytest.mark.parametrize("tool, name, listed, fields", [
@@ -57,12 +49,10 @@ def test_the_tools_have_the_releases_names_and_fields(tool, name, listed, fields
 
 def test_what_the_table_of_differences_names_is_there():
     """results/faithful.md, column 'ours': every file, function, constant and option in backticks exists."""
-    root = Path(__file__).parent.parent
-    sources = {str(path.relative_to(root)): path.read_text() for path in root.rglob("*.py")}
-    rows = re.findall(r"^\| \d+ \|.*\|$", (root / "results/faithful.md").read_text(), re.MULTILINE)
-    ours = [row.strip("| ").split(" | ")[3] for row in rows]
-    named = {name for cell in ours for name in re.findall(r"`([^`]+)`", cell)}
-    text = "\n".join(source for name, source in sources.items() if not name.startswith("tests/"))
-    lost = [name for name in sorted(named) if name not in sources and not (root / name).is_dir()
-            and not all(re.search(rf"\b{word}\b", text) for word in re.findall(r"\w+", name))]
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.rglob("*.py")}
+    rows = re.findall(r"^\| \d+ \|.*\|$", (ROOT / "results/faithful.md").read_text(), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.strip("| ").split(" | ")[3])}
+    words = set(re.findall(r"\w+", "\n".join(text for name, text in sources.items() if not name.startswith("tests/"))))
+    lost = [name for name in sorted(named) if name not in sources and not (ROOT / name).is_dir()
+            and not set(re.findall(r"\w+", name)) <= words]
     assert 80 < len(rows) <= 120 and len(named) > 80 and not lost

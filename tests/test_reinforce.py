@@ -85,8 +85,10 @@ def metrics(out):
     return read_lines(out / "metrics.jsonl")
 
 
-def records(out, step, role):
-    return [line for line in read_lines(out / f"rollouts/step_{step}.jsonl") if line["role"] == role]
+def records(out, name, role):
+    """The lines of one role. name: of the file, or the number of a training step."""
+    name = f"step_{name}" if isinstance(name, int) else name
+    return [line for line in read_lines(out / f"rollouts/{name}.jsonl") if line["role"] == role]
 
 
 def library_at(out, step) -> list:
@@ -97,6 +99,10 @@ def weights(out):
     return (out / "checkpoint/model.safetensors").read_bytes()
 
 
+def summed(lines, what, key):
+    return sum(line[what][key] for line in lines)
+
+
 @pytest.mark.curves
 def test_training_steps(world, monkeypatch):
     """All three roles enter the loss; a skill is proposed, verified, flushed after the update, and selected later."""
@@ -104,51 +110,47 @@ def test_training_steps(world, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/reinforce.py", "--steps", "4", "--out", "a b"])
     monkeypatch.setattr(reinforce, "flush", lambda run, e: sizes.append(len(run.library)) or flush(run, e))
     out = world("run", "--steps", "4")
-    lines = metrics(out)
-    assert sizes == [m["library"] for m in lines[:-1]] and [m["step"] for m in lines] == list(range(5))
-    flushed = [m["step"] for m in lines[1:] if m["staged"]]
-    assert flushed and sum(m["selected_learnt"] for m in lines if m["step"] > flushed[0]) > 0
-    assert sum(m["selected_learnt"] for m in lines[1:flushed[0] + 1]) == 0  # not before it was flushed
-    for m in lines[1:]:
+    before, *lines = metrics(out)
+    assert sizes == [m["library"] for m in (before, *lines[:-1])] and [m["step"] for m in lines] == [1, 2, 3, 4]
+    flushed = [m["step"] for m in lines if m["staged"]][0]
+    learnt = [m["selected_learnt"] for m in lines]
+    assert sum(learnt[:flushed]) == 0 < sum(learnt[flushed:])  # not before it was flushed
+    for size, m in zip(sizes, lines):
         assert m["rows"]["policy"] + m["masked"]["void"] == 2 * 3 * 2 * 2 and m["rows"]["selection"] == 4
         assert m["masked"]["mrs"] == 0 and m["tokens_trained"] > 0
         assert m["ratio_off"] < 1e-4 and m["grad_norm"] > 0  # exactly on-policy
-        assert m["library"] == lines[m["step"] - 1]["library"] + m["staged"]
-    assert sum(m["rows"]["summary"] for m in lines[1:]) > 0 and sum(m["masked"]["prs"] for m in lines[1:]) > 0
+        assert m["library"] == size + m["staged"]
+    assert summed(lines, "rows", "summary") > 0 and summed(lines, "masked", "prs") > 0
     names = [s.name for s in library_at(out, 4)]
-    assert names[:3] == ["seed-a", "seed-b", "other"] and names[3] == "learnt" and len(set(names)) == len(names)
-    assert [s.name for s in library_at(out, flushed[0] - 1)] == names[:3]
+    assert names[:4] == ["seed-a", "seed-b", "other", "learnt"] and len(set(names)) == len(names)
+    assert [s.name for s in library_at(out, flushed - 1)] == names[:3]
     assert SkillLibrary.of_model(out / "checkpoint").skills == library_at(out, 4)
     assert (out / "curves.png").stat().st_size > 10_000 and "learnt" in (out / "report.html").read_text()
     config = json.loads((out / "config.json").read_text())
     assert config["command"] == "python reinforce.py --steps 4 --out 'a b'" and {"hardware", "commit"} < set(config)
-
-
-def test_records_hold_what_happened(world):
-    """Rewards and advantages recomputed from the transcript alone."""
-    out = world("run", "--steps", "2")
     encode = Backbone.load(out / "checkpoint").encode
-    for step in (1, 2):
-        rollouts, selections, summaries = (records(out, step, role) for role in ("policy", "selection", "summary"))
-        assert len(rollouts) == 2 * 3 * 2 and len(selections) == 2 * 2
-        for task in {line["task"] for line in rollouts}:
-            mine = [line for line in rollouts if line["task"] == task]
-            rewards = [[turn["reward"] for turn in line["turns"]] for line in mine]
-            members = [[turn["masked"] != "void" for turn in line["turns"]] for line in mine]
-            tokens = [[0 if turn["masked"] else len(encode(turn["reply"])) + 1 for turn in line["turns"]]
-                      for line in mine]
-            want = slow_policy_advantages(rewards, members, tokens, 1.0, "leave-one-out", True, "turn")
-            for line, row in zip(mine, want):
-                assert [turn["advantage"] for turn in line["turns"]] == pytest.approx(row)
-                for turn in line["turns"]:
-                    assert turn["reward"] == davinci_reward(Verdict(**turn["verdict"]))
-                    assert turn["reply"] and turn["feedback"] and line["prompt"].startswith("<|im_start|>system")
-            speeds = [[turn["verdict"]["speedup"] or 0.0 for turn in line["turns"]] for line in mine]
-            triggered = any(row[0] and max(row) >= 1.2 * max(row[0], 1.0) for row in speeds)
-            assert [line["task"] for line in summaries].count(task) == 2 * triggered
-            asked = [line for line in selections if line["task"] == task]
-            want = leave_one_out([line["reward"] for line in asked])
-            assert [line["advantage"] for line in asked] == pytest.approx(want)
+    for step in (1, 2, 3, 4):
+        agrees_with_formulas(*(records(out, step, role) for role in ("policy", "selection", "summary")), encode)
+
+
+def agrees_with_formulas(rollouts, selections, summaries, encode):
+    """Rewards and advantages recomputed from the transcript of a step alone."""
+    assert len(rollouts) == 2 * 3 * 2 and len(selections) == 2 * 2
+    for task in {line["task"] for line in rollouts}:
+        mine, asked = ([line for line in lines if line["task"] == task] for lines in (rollouts, selections))
+        rows = [line["turns"] for line in mine]
+        for turn in sum(rows, []):
+            assert turn["reward"] == davinci_reward(Verdict(**turn["verdict"])) and turn["reply"] and turn["feedback"]
+        rewards = [[turn["reward"] for turn in row] for row in rows]
+        members = [[turn["masked"] != "void" for turn in row] for row in rows]
+        tokens = [[0 if turn["masked"] else len(encode(turn["reply"])) + 1 for turn in row] for row in rows]
+        want = slow_policy_advantages(rewards, members, tokens)
+        assert [[turn["advantage"] for turn in row] for row in rows] == [pytest.approx(row) for row in want]
+        speeds = [[turn["verdict"]["speedup"] or 0.0 for turn in row] for row in rows]
+        triggered = any(row[0] and max(row) >= 1.2 * max(row[0], 1.0) for row in speeds)
+        assert [line["task"] for line in summaries].count(task) == 2 * triggered
+        want = leave_one_out([line["reward"] for line in asked])
+        assert [line["advantage"] for line in asked] == pytest.approx(want)
 
 
 def test_learning_moves_the_policy_to_the_better_kernel(world):
@@ -160,24 +162,24 @@ def test_learning_moves_the_policy_to_the_better_kernel(world):
 
 def test_ablations(world):
     out = world("a", "--steps", "1", "--no-skills")
-    assert all(m["rows"]["selection"] == m["summaries"] == m["staged"] == 0 for m in metrics(out)[1:])
-    assert all(not line["skills"] for line in records(out, 1, "policy")) and len(records(out, 1, "policy")) == 12
+    _, m = metrics(out)
+    assert m["rows"]["selection"] == m["summaries"] == m["staged"] == 0
+    assert [line["skills"] for line in records(out, 1, "policy")] == [[]] * 12
     out = world("b", "--steps", "1", "--bm25-only")
-    assert records(out, 1, "selection") == [] and all(m["rows"]["selection"] == 0 for m in metrics(out)[1:])
+    assert records(out, 1, "selection") == [] and metrics(out)[1]["rows"]["selection"] == 0
     chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
     assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
     out = world("c", "--steps", "1", "--no-verify")
     summaries = records(out, 1, "summary")
-    proposals = [p for line in summaries for p in line["proposals"]]
-    assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0
-    assert {line["reward"] for line in summaries} <= {0.0, 1.0}
+    assert {p["attempt"] is None for line in summaries for p in line["proposals"]} == {True}
+    assert metrics(out)[1]["staged"] and {line["reward"] for line in summaries} <= {0.0, 1.0}
     out = world("frozen", "--steps", "1", "--freeze-selection", "--freeze-summary", "--set", "oversample=2")
     assert metrics(out)[1]["rows"]["selection"] > 0  # used and credited (not trained: test_credit.py)
     assert len({line["task"] for line in records(out, 1, "policy")}) == 4  # of five, for a batch of two
 
 
-def best_rewards(rollouts):
-    return [max(turn["reward"] for turn in line["turns"]) for line in rollouts if line["role"] == "policy"]
+def best_reward(rollouts):
+    return statistics.mean(max(turn["reward"] for turn in line["turns"]) for line in rollouts)
 
 
 def test_evaluation_before_after_and_between(world, monkeypatch):
@@ -187,22 +189,19 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
     Scripted.draws.clear()
     out = world("run", "--steps", "2", "--eval-every", "1", "--set", "eval_samples=2", evaluate=True)
     lines = metrics(out)
-    assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 2] and weights(out) == weights(plain)
-    assert [m["step"] for m in lines if "with_reward_best" in m] == [0, 1, 2]
+    assert weights(out) == weights(plain)
+    assert [["eval_correct" in m, "with_correct" in m] for m in lines] == [[True, True], [False, True], [True, True]]
     assert pages == [1, 2]  # after steps 0 and 1; after the last one it is finish_run's
     assert Scripted.draws == {(0, 1.0), (1.0, 0.95), (1.0, 1.0)}  # selections and checks; samples; training
     for step in (0, 2):
-        rollouts = read_lines(out / f"rollouts/eval_{step}.jsonl")
-        assert len(best_rewards(rollouts)) == 3 * 2 and len(rollouts) == 3 * 2 + 3
-        assert lines[step]["eval_reward_best"] == pytest.approx(statistics.mean(best_rewards(rollouts)))
+        rollouts = records(out, f"eval_{step}", "policy")
+        assert len(rollouts) == 3 * 2 and lines[step]["eval_reward_best"] == pytest.approx(best_reward(rollouts))
     for step in (0, 1, 2):
-        rollouts = read_lines(out / f"rollouts/redundant_{step}.jsonl")
-        assert [r["role"] for r in rollouts].count("selection") == 2  # one a problem
-        policy = [r for r in rollouts if r["role"] == "policy"]
-        for name, part in (("with", policy[0:2] + policy[4:6]), ("without", policy[2:4] + policy[6:8])):
-            assert lines[step][f"{name}_reward_best"] == pytest.approx(statistics.mean(best_rewards(part)))
-            assert name == "with" or not any(r["skills"] for r in part)
-        assert len(policy) == 2 * 2 * 2 and any(r["skills"] for r in policy)
+        assert len(records(out, f"redundant_{step}", "selection")) == 2  # one a problem
+        rollouts = records(out, f"redundant_{step}", "policy")
+        for name, part in (("with", rollouts[0:2] + rollouts[4:6]), ("without", rollouts[2:4] + rollouts[6:])):
+            assert lines[step][f"{name}_reward_best"] == pytest.approx(best_reward(part))
+            assert any(r["skills"] for r in part) == (name == "with")
     Scripted.draws.clear()
     world("single", "--steps", "1", evaluate=True)
     assert Scripted.draws == {(0, 1.0), (0, 0.95), (1.0, 1.0)}  # a single sample is greedy

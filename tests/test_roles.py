@@ -10,7 +10,7 @@ import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import Trajectory, Turn, best_window, rollout, rollout_metrics
+from policy import Strategy, Trajectory, Turn, best_window, rollout, rollout_metrics
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
@@ -37,7 +37,7 @@ def scripted(model):
 @pytest.mark.parametrize("reply, chosen, dropped", [
     (selecting("skill-2", "skill-1", "skill-1"), ["skill-2", "skill-1"], []),
     (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
-    (selecting("skill-0", "skill-1", "skill-2", "skill-3"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
+    (selecting("skill-0", "skill-1", "skill-2", "skill-3", "skill-0"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
     (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
     ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []), ("skill-1", [], []),
     (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], [])])
@@ -96,30 +96,33 @@ def test_what_metrics_say_of_selections():
 
 # ---- policy
 
-def test_rollouts_show_skills_and_feedback_and_use_all_turns(scripted):
-    scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
-    sandbox = FakeSandbox()
-    jobs = [(make_task(0), SKILLS[:2]), (make_task(1), ())]
-    done = rollout(scripted, sandbox, jobs, 3, REPLY)
-    assert [t.task.name for t in done] == ["task0", "task1"] and done[0].skills == tuple(SKILLS[:2])
-    for trajectory in done:
-        assert [turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0, 3.0]
+@pytest.mark.parametrize("device, clock, when", [("cuda", "measured", [1, 3, 4, 5, 6]),
+                                                 ("cpu", "modelled", [3, 3, 6, 6, 6])])
+def test_rollouts_use_all_turns_and_show_skills_and_feedback(scripted, device, clock, when):
+    """when: how many replies had been written as each kernel was submitted, at once on a GPU and together on a CPU.
+
+    The first reply to task 1 has no kernel, and never reaches the sandbox. All begin their next turns together.
+    """
+    submitted = []
+
+    class Eager(FakeSandbox):
+        def verdict(self, task, code):
+            submitted.append(len(scripted.asked))
+            return super().verdict(task, code)
+
+    scripted.script = lambda role, prompt: [
+        "no code" if "x) * 3" in prompt and "Compiled" not in prompt else kernel(1.0 + prompt.count("Speedup"))]
+    jobs = [(make_task(0), SKILLS[:2]), (make_task(1), ()), (make_task(2), ())]
+    done = rollout(scripted, Eager(device), jobs, 2, REPLY)
+    assert submitted == when and [(one.task, one.skills) for one in done] == [(task, tuple(s)) for task, s in jobs]
+    assert [[turn.verdict.speedup for turn in one.turns] for one in done] == [[1.0, 2.0], [None, 1.0], [1.0, 2.0]]
     prompts = [prompt for _, prompt in scripted.asked]
-    assert "body0" in prompts[0] and "body1" in prompts[0] and "body" not in prompts[1]
-    assert "Speedup 2.00x (modelled" in prompts[4] and "relu(x) * 2" in prompts[0] and "relu(x) * 3" in prompts[1]
-    assert len(sandbox.scored) == 6 and sandbox.scored[1][0].name == "task1"
-
-
-def test_a_reply_without_code_never_reaches_the_sandbox(scripted):
-    scripted.script = lambda role, prompt: ["no code"] if "Compiled: no" not in prompt else [kernel(1.5)]
-    sandbox = FakeSandbox()
-    turns = rollout(scripted, sandbox, [(make_task(), ())], 2, REPLY)[0].turns
-    assert len(sandbox.scored) == 1 and turns[0].code is None and not turns[0].verdict.compiled
-    assert "no code block" in turns[0].verdict.error and turns[0].verdict.clock == "modelled"
-    assert "no code block" in scripted.asked[1][1] and turns[1].verdict.correct
-    cut = rollout(scripted, FakeSandbox("cuda"), [(make_task(), ())], 1, Sampling(2))[0].turns[0]
-    assert ("cut off after 2 tokens" in cut.verdict.error and cut.verdict.clock == "measured"
-            and not cut.completion.finished)
+    assert [prompt.split("relu(x) * ")[1][0] for prompt in prompts] == list("234234")
+    assert ["body0" in prompt and "body1" in prompt for prompt in prompts] == [True, False, False] * 2
+    assert "Speedup 1.00x" in prompts[3] and "no code block" in prompts[4]
+    assert done[1].turns[0].code is None and done[1].turns[0].verdict.clock == clock
+    cut = rollout(scripted, FakeSandbox(), jobs[1:2], 1, Sampling(2))[0].turns[0]
+    assert "cut off after 2 tokens" in cut.verdict.error and not cut.completion.finished
 
 
 def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
@@ -136,25 +139,6 @@ def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
 
 
-@pytest.mark.parametrize("device, when", [("cuda", [1, 3, 4, 5, 6]), ("cpu", [3, 3, 6, 6, 6])])
-def test_kernels_are_submitted_at_once_on_a_gpu_and_together_on_a_cpu(scripted, device, when):
-    """when: how many replies had been written as each kernel was submitted; one reply of the first wave has no kernel.
-
-    Either way all rollouts begin their next turns together and in order.
-    """
-    submitted = []
-
-    class Eager(FakeSandbox):
-        def verdict(self, task, code):
-            submitted.append(len(scripted.asked))
-            return super().verdict(task, code)
-
-    scripted.script = lambda role, prompt: ["no code" if "* 3" in prompt and "Compiled" not in prompt else kernel(1.0)]
-    done = rollout(scripted, Eager(device), [(make_task(i), ()) for i in range(3)], 2, REPLY)
-    assert submitted == when and [len(one.turns) for one in done] == [2, 2, 2]
-    assert [prompt.split("relu(x) * ")[1][0] for _, prompt in scripted.asked] == list("234234")
-
-
 # ---- summary: when
 
 def trajectory(*speedups, task=None, skills=()):
@@ -165,15 +149,18 @@ def trajectory(*speedups, task=None, skills=()):
 
 
 def test_what_metrics_say_of_rollouts():
-    rollouts = [trajectory(1.1, 1.3), trajectory(None, 1.15), trajectory(None, None), trajectory(0.5, 0.9)]
+    rollouts = [trajectory(1.1, 1.3), trajectory(None, 1.2), trajectory(None, None), trajectory(0.5, 1.0)]
     for rewards, rolled in zip([(1.0, 2.0), (0.0, 1.0), (0.0, 0.0), (3.0, 1.0)], rollouts):
         rolled.turns[1].advice_tokens = 5
         for turn, turn.reward in zip(rolled.turns, rewards):
-            turn.verdict.coverage = 0.5
+            turn.verdict.coverage = 0.5 if turn.verdict.correct else 0.1  # only correct turns count
+    rollouts[2].turns[0].verdict.rejected = "decoy"
+    rollouts[3].turns[1].completion = Completion([1], [2], [0.0], "", False)
     found = rollout_metrics(rollouts)
+    assert (found["cheats"], found["unfinished"]) == (1 / 8, 1 / 8)
     assert (found["reward_best"], found["reward_first"]) == (1.5, 1.0)
     assert (found["correct"], found["correct_first"], found["fast_1"], found["fast_1.2"]) == (0.75, 0.5, 0.5, 0.25)
-    assert found["speedup"] == pytest.approx((1.3 + 1.15 + 0.9) / 3) and found["coverage"] == 0.5
+    assert found["speedup"] == pytest.approx((1.3 + 1.2 + 1.0) / 3) and found["coverage"] == 0.5
     assert [rolled.tokens for rolled in rollouts] == [7] * 4  # one of each turn, and the advice
 
 
@@ -194,9 +181,7 @@ def test_best_trigger_takes_the_fastest_of_those_that_trigger():
 # ---- summary: what
 
 
-def words(count) -> str:
-    """A skill's content of so many words."""
-    return CONTENT + " a" * (count - len(CONTENT.split()))
+LONG = CONTENT + " a" * (640 - len(CONTENT.split()))  # as long as a skill may be, in words
 
 
 @pytest.mark.parametrize("reply, reasons", [
@@ -206,21 +191,19 @@ def words(count) -> str:
     (call("update_skill_library", new_skills="x"), ["malformed"]), (call("update_skill_library"), ["malformed"]),
     (proposing(None, entry()), ["malformed", None])] + [
     (proposing(entry(**changes)), [reason]) for reason, several in {
-        None: [{"tags": ["t"] * 16}, {"description": "d" * 500}, {"content": words(640)},
+        None: [{"tags": ["t"] * 16}, {"description": "d" * 500}, {"content": LONG},
                {"scope": "task_specific/softmax"}, {"content": "## Motivation\nx\n### Key idea\ny\n**Example**\nz"}],
         "malformed": [{"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": None}, {"tags": ["t"] * 17},
                       {"description": "d" * 501}, {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]},
-                      {"content": "Motivation: x\nExample: y"}],
-        "too long": [{"content": words(641)}],
+                      {"tags": []}, {"content": "Motivation: x\nExample: y"}],
+        "too long": [{"content": LONG + " a"}],
         "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"},
                         {"name": "skip_the_kernel"}]
         }.items() for changes in several])
 def test_form_check_records_a_reason(reply, reasons):
     call = extract_tool_call(reply, "update_skill_library")
     proposals = read_proposals(call, count_tokens=lambda text: len(text.split()))
-    assert [p.rejected for p in proposals] == reasons
-    assert all(p.rejected is None or p.rejected in summarizer.REASONS for p in proposals)
-    assert all(p.skill is not None for p in proposals if not p.rejected)
+    assert [p.rejected for p in proposals] == reasons and set(reasons) - {None} <= set(summarizer.REASONS)
 
 
 @pytest.mark.parametrize("changes, known", [
@@ -281,33 +264,35 @@ def test_pass_rule(verdict, first, rejected):
 
 def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     """Equal proposals of several summaries share one attempt; each of them gets its verdict."""
-    scripted.script = lambda role, prompt: [kernel({"body2": 1.5, "body3": 1.1, "body4": 1.9}[
-        next(word for word in ("body2", "body3", "body4") if word in prompt)])]
-    samplings, sampler = [], scripted.sampler
-    scripted.sampler = lambda sampling, *_: samplings.append(sampling) or sampler(sampling)
+    speedups = {"body2": 1.5, "body3": 1.1, "body4": 1.9}
+    scripted.script = lambda role, prompt: [kernel(speedups[next(word for word in speedups if word in prompt)])]
+    Scripted.draws.clear()
     two, three, four = SKILLS[2:]
-    lists = [[summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])], [],
-             [summary_of(four)]]
-    lists[0][1].proposals.append(Proposal(None, rejected="malformed"))
-    verify(scripted, sandbox := FakeSandbox(), lists, REPLY, 1.2)
-    assert len(scripted.asked) == len(sandbox.scored) == 3 and samplings == [Sampling(400, temperature=0)]
+    first, second, other = (summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2]),
+                            summary_of(four))
+    second.proposals.append(Proposal(None, rejected="malformed"))
+    verify(scripted, FakeSandbox(), [[first, second], [], [other]], REPLY, 1.2)
+    assert Scripted.draws == {(0.0, 1.0)}
     assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
-    assert all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
-    assert "body0" not in scripted.asked[2][1]
-    assert [[p.rejected for p in s.proposals] for s in lists[0]] == [[None, "too slow"], [None, "malformed"]]
-    assert best_skill(lists[0]) is lists[0][0].proposals[0] and best_skill(lists[0]).skill.verify_speedup == 1.5
-    assert best_skill(lists[2]).skill.verify_speedup == 1.9 and best_skill([]) is None
-    lists[2][0].proposals[0].known = True
-    assert best_skill(lists[2]) is None  # the library has it
-    for reward, summary in enumerate(lists[0]):
-        summary.reward = float(reward)
-    assert summary_metrics(lists[0]) == {"reward_summary": 0.5, "summaries": 2, "proposals": 4, "passed": 2,
-                                         "rejected": {"malformed": 1, "too slow": 1}}
+    assert ["body0" in prompt and "body1" in prompt for _, prompt in scripted.asked] == [True, True, False]
+    assert [[p.rejected for p in s.proposals] for s in (first, second)] == [[None, "too slow"], [None, "malformed"]]
+    assert best_skill([first, second]) is first.proposals[0] and first.proposals[0].skill.verify_speedup == 1.5
+    assert best_skill([other]).skill.verify_speedup == 1.9 and best_skill([]) is None
+    other.proposals[0].known = True
+    assert best_skill([other]) is None  # the library has it
+    first.reward, second.reward = 0.0, 1.0
+    assert summary_metrics([first, second]) == {"reward_summary": 0.5, "summaries": 2, "proposals": 4, "passed": 2,
+                                                "rejected": {"malformed": 1, "too slow": 1}}
 
 
-def test_what_strategies_show():
+def test_serial_scaling_shows_the_first_of_the_best_windows(scripted):
     turns = [Turn(None, "", Verdict(correct=True, speedup=x)) for x in (3.0, 1.0, 9.0, 1.0)]  # 9 counts as 3
     assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]  # the first
+    assert best_window(turns[1:3], keep=1) == turns[2:3]  # the last window
+    scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
+    latest = Strategy(show=lambda turns, generator: turns[-1:])
+    [done] = rollout(scripted, FakeSandbox(), [(make_task(), ())], 3, REPLY, strategy=latest)
+    assert [turn.verdict.speedup for turn in done.turns] == [1.0, 2.0, 2.0]  # and no other attempts
 
 
 def test_a_parents_chance_falls_with_its_rank():

@@ -1,6 +1,7 @@
 """The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model."""
 
 import copy
+import itertools
 import json
 import math
 import random
@@ -15,8 +16,7 @@ import torch
 from conftest import by_hand, learnt, write_lines
 import sft
 from backbone import Backbone, Chat, Sampling
-from chat.calls import extract_code
-from chat.calls import extract_tool_call
+from chat.calls import extract_code, extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
 from judge.verdict import KernelTime, Verdict
@@ -24,6 +24,7 @@ from policy import policy_messages
 from command.options import complete
 from command.process import UserError
 from sft import diversity_filter, encode, plan_batches
+from summarizer import read_proposals
 from synthetic import examples as examples_module
 from synthetic.examples import Example, Writer, spoil
 from synthetic.families import draw, task_of
@@ -66,25 +67,21 @@ def chat(examples):
     return Chat(train_tokenizer([m["content"] for e in examples for m in e.messages], 1024))
 
 
-def test_writing_is_repeatable(writer, examples):
+def test_replies_parse_as_what_they_are(writer, examples):
     again = [e.messages for seed in range(20) for e in writer.write(seed)]
-    assert len(again) > 20 and again == [e.messages for e in examples[: len(again)]]
-
-
-def test_replies_parse_as_what_they_are(examples):
+    assert len(again) > 20 and again == [e.messages for e in examples[: len(again)]]  # writing is repeatable
     assert {e.kind for e in examples} == {"policy", "policy+skills", "selection", "summary", "summary+skills"}
     for e in examples:
         reply = e.messages[-1]["content"]
         if e.kind.startswith("policy"):
             assert re.match(r"Plan: .+\.\n", reply) and "class ModelNew" in extract_code(reply)
         elif e.kind == "selection":
-            chosen = extract_tool_call(reply, "select_skills")["selected_skills"]
-            assert len(chosen) <= 3 and tuple(s["name"] for s in chosen) == e.skills
-            assert all(f"- {s['name']} [" in e.messages[1]["content"] for s in chosen)
+            chosen = [skill["name"] for skill in extract_tool_call(reply, "select_skills")["selected_skills"]]
+            assert len(chosen) <= 3 and tuple(chosen) == e.skills
+            assert all(f"- {name} [" in e.messages[1]["content"] for name in chosen)
         else:
-            written = extract_tool_call(reply, "update_skill_library")["new_skills"]
-            assert 1 <= len(written) <= 2
-            assert all(re.search(r"Motivation: .+\nKey Idea: .+\nExample:\n", s["content"]) for s in written)
+            written = read_proposals(extract_tool_call(reply, "update_skill_library"))
+            assert written and all(proposal.rejected is None for proposal in written)
 
 
 def test_the_turn_after_a_broken_kernel_steps_back(examples):
@@ -115,42 +112,43 @@ def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
 # ---- filter and batches
 
 
-def test_the_filter_down_samples_what_is_over_represented(capsys):
+def test_the_filter_down_samples_what_is_over_represented(monkeypatch):
     dull = [Example("policy", [{}, {}, {}], None, "linear", kernel="same") for _ in range(200)]
     varied = [Example("policy", [{}, {}, {}], None, f"f{i % 5}", kernel=str(i)) for i in range(200)]
     lazy = [Example("selection", [{}, {}, {}], None, f"f{i % 5}", skills=("fuse",)) for i in range(400)]
     rare = [Example("selection", [{}, {}, {}], None, f"f{i % 5}", skills=(f"s{i}",)) for i in range(40)]
-    kept = diversity_filter(dull + varied + lazy + rare, random.Random(0))
-    assert sum(e.kernel == "same" for e in kept) == 40 and sum(e.skills == ("fuse",) for e in kept) == 100
-    assert sum(e.kernel not in ("", "same") for e in kept) == 200 and sum(e.skills[:1] >= ("s",) for e in kept) == 40
-    assert "380 of 840 examples kept" in capsys.readouterr().out
+    kept = set(map(id, diversity_filter(dull + varied + lazy + rare, random.Random(0))))
+    assert [sum(id(e) in kept for e in group) for group in (dull, varied, lazy, rare)] == [40, 200, 100, 40]
+    linear = [Example("summary", [{}, {}, {}], None, "linear") for _ in range(90)]  # of 5 families: 2 / 5 of a kind
+    others = [Example("summary", [{}, {}, {}], None, f"f{i}") for i in range(4) for _ in range(15)]
+    assert len(diversity_filter(linear + others, random.Random(0))) == 60 + 60
+    monkeypatch.setattr(sft, "write_examples", lambda first, count, execute, **_: dull[:2] if execute else varied[:3])
+    counts = Counter(map(id, sft.built_in_examples(options())))  # executed ones are learnt three times
+    assert [counts[id(e)] for e in dull[:2] + varied[:3]] == [3, 3, 1, 1, 1]
 
 
-def test_examples_that_are_cut_off_entirely_are_left_out(capsys):
-    read, some = np.zeros(8, bool), np.arange(8) > 3
-    data = [(np.arange(8), read), (np.arange(8), some), (np.arange(2), read[:2])]
+def test_examples_that_are_cut_off_entirely_are_left_out():
+    some = np.arange(8) > 3
+    data = [(np.arange(8), np.arange(8) > 4), (np.arange(8), some), (np.arange(2), some[:2])]
     fitting = sft.fit(data, 5, True)
     assert [len(ids) for ids, _ in fitting] == [5, 2] and fitting[0][1].tolist() == [False] * 4 + [True]
     assert [len(ids) for ids, _ in sft.fit(data, 5, False)] == [2] and len(sft.fit(data, 8, True)) == 3
-    assert "3 examples, 2 longer than 5 tokens: 1 cut, 1 left out" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("epochs, sequences", [(2.5, 16), (2.5, 0)])
-def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequences):
+@pytest.mark.parametrize("sequences", [16, 0])
+def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(sequences):
     """A batch is so many sequences, in several parts of sorted lengths; or one part, as large as fits."""
     lengths = np.random.default_rng(0).integers(50, 3000, 100).tolist()
-    given = options(epochs=epochs, batch_tokens=8192, batch_sequences=sequences)
-    batches = plan_batches(lengths, given)
-    seen = Counter(i for parts in batches for part in parts for i in part)
-    assert sum(seen.values()) == pytest.approx(100 * epochs, abs=16)
-    assert {seen[i] for i in range(100)} <= {math.floor(epochs), math.ceil(epochs)}
+    batches = plan_batches(lengths, options(epochs=2.5, batch_tokens=8192, batch_sequences=sequences))
+    parts = list(itertools.chain(*batches))
+    seen = Counter(itertools.chain(*parts))
+    assert seen.total() == pytest.approx(250, abs=16) and {seen[i] for i in range(100)} == {2, 3}
+    widths = [[sft.width_for(lengths[i]) for i in part] for part in parts]
+    assert all(several[0] * len(several) <= 8192 and several == sorted(several)[::-1] for several in widths)
     if sequences:
-        assert max(sum(map(len, parts)) for parts in batches) == 16 and len(batches) == round(7 * epochs)
+        assert max(sum(map(len, parts)) for parts in batches) == 16 and len(batches) == round(7 * 2.5)
     else:
-        assert {len(parts) for parts in batches} == {1}
-    for part in (part for parts in batches for part in parts):
-        widths = [sft.width_for(lengths[i]) for i in part]
-        assert widths[0] * len(part) <= 8192 and widths == sorted(widths, reverse=True)
+        assert len(batches) == len(parts) and widths[:20] != sorted(widths[:20])[::-1]  # in random order
 
 
 def small_model(seed=0, vocabulary=32):
@@ -173,13 +171,19 @@ def options(**changes):
 
 @pytest.mark.parametrize("model", ["", "M"])
 def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, model):
+    """Lessons come first, once; then 32 examples, in 2 epochs of 16 batches."""
     def given(**changes):
-        return options(model=model, **{"out": str(tmp_path)} | changes)
+        return options(model=model, epochs=2, **{"out": str(tmp_path)} | changes)
 
-    data = encoded(64, np.random.default_rng(0))
+    data = encoded(40, np.random.default_rng(0))
+    lessons, data = data[:8], data[8:]
     whole, killed, resumed = small_model(), small_model(), small_model(1)
-    before, history = by_hand(whole, data), sft.train(whole, [], data, 0, given(out=str(tmp_path / "none")))
+    before, seen, collate = by_hand(whole, data), [], sft.collate
+    with monkeypatch.context() as patch:
+        patch.setattr(sft, "collate", lambda members, pad: seen.extend(map(id, members)) or collate(members, pad))
+        history = sft.train(whole, lessons, data, 0, given(out=str(tmp_path / "none")))
     assert by_hand(whole, data) < before and not whole.training
+    assert set(seen[:8]) == set(map(id, lessons)) and Counter(seen[8:]) == {id(each): 2 for each in data}
     real, calls = sft.TrainStep.__call__, []
 
     def dying(step, parts, rate):
@@ -192,11 +196,11 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         patch.setattr(sft.TrainStep, "__call__", dying)
         patch.setattr(sft, "SAVE_EVERY", -1)
         with pytest.raises(KeyboardInterrupt):
-            sft.train(killed, [], data, 0, given())
+            sft.train(killed, lessons, data, 0, given())
     assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == 20
     with pytest.raises(UserError, match="was made with another --lr .0.01."):
-        sft.train(resumed, [], data, 0, given(resume=True, lr=1e-3))
-    again = sft.train(resumed, [], data, 0, given(resume=True, processes=7))
+        sft.train(resumed, lessons, data, 0, given(resume=True, lr=1e-3))
+    again = sft.train(resumed, lessons, data, 0, given(resume=True, processes=7))
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters())) and not resumed.training
     assert again == history
 
@@ -207,8 +211,8 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Pla
 
 
 def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
-    tools = [SELECT_TOOL, UPDATE_TOOL]
-    good = [{"messages": TALK, "tools": None}, {"messages": json.dumps(TALK), "tools": json.dumps(tools)},
+    good = [{"messages": TALK, "tools": None},
+            {"messages": json.dumps(TALK), "tools": json.dumps([SELECT_TOOL, UPDATE_TOOL])},
             {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]},
             {"messages": TALK + TALK, "enable_thinking": True}]
     bad = {"not json": "JSONDecodeError", json.dumps({"prompt": "x"}): "KeyError: 'messages'",
@@ -222,43 +226,41 @@ def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     assert ["update_skill_library" in text and "select_skills" in text for text in shown] == [False, True, False, False]
     assert all("h\u2028i" in text for text in shown)
     reported = capsys.readouterr().err
-    for number, why in enumerate(bad.values(), start=6):
-        assert f"{path}:{number}: skipped ({why}" in reported
+    assert all(f"{path}:{n}: skipped ({why}" in reported for n, why in enumerate(bad.values(), start=6))
 
 
 def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat):
-    turns = [{"reply": reply, "reward": reward, "feedback": f"verdict {reward}"} for reply, reward in
-             (("Plan: a.", 0.0), ("Plan: b.", 2.0), ("Plan: c.", 0.5), ("Plan: d.", 1.5), ("Plan: e.", None))]
+    turns = [{"reply": f"Plan: {name}.", "reward": reward, "feedback": f"verdict {reward}"}
+             for name, reward in (("a", 0.0), ("b", 2.0), ("c", 0.5), ("d", 1.5), ("e", None))]
     prompt = chat.chat_text(TALK[:1])
-    lines = [{"role": "policy", "prompt": prompt, "turns": turns}, {"role": "policy", "prompt": prompt, "turns": turns},
-             {"role": "policy", "prompt": prompt, "turns": turns[:1]},
-             {"role": "selection", "prompt": prompt, "reply": "chosen", "reward": 1.6},
-             {"role": "selection", "prompt": prompt, "reply": "cut o", "finished": False, "reward": 1.6},
-             {"role": "summary", "prompt": prompt, "reply": "told", "reward": 0.0}]
+    lines = [{"role": "policy", "turns": turns}, {"role": "policy", "turns": turns},
+             {"role": "policy", "turns": turns[:1]}, {"role": "selection", "reply": "chosen", "reward": 1.6},
+             {"role": "selection", "reply": "cut o", "finished": False, "reward": 1.6},
+             {"role": "summary", "reply": "told", "reward": 0.0}]
     for number in (1, 2):  # the second file repeats what the first has
-        write_lines(tmp_path / f"rollouts/step_{number}.jsonl", *lines)
+        write_lines(tmp_path / f"rollouts/step_{number}.jsonl", *(line | {"prompt": prompt} for line in lines))
     (tmp_path / "config.json").write_text('{"thinking": false}')
     several, chosen, cut = read_rollouts(tmp_path, chat, 1.5)
     assert learnt(chat, *several) == ["Plan: b.<|im_end|>", "Plan: d.<|im_end|>"]
-    talk = [TALK[0], *({"role": role, "content": text} for turn in turns[:4] for role, text in
-                       (("assistant", turn["reply"]), ("user", turn["feedback"])))]
-    assert chat.tokenizer.decode(several[0]) + "\n" == chat.chat_text(talk[:-1], reply=False)
     assert learnt(chat, *chosen) == ["chosen<|im_end|>"] and learnt(chat, *cut) == ["cut o"]
+    talk = TALK[:1]
+    for turn in turns[:4]:
+        talk += [{"role": "assistant", "content": turn["reply"]}, {"role": "user", "content": turn["feedback"]}]
+    assert chat.tokenizer.decode(several[0]) + "\n" == chat.chat_text(talk[:-1], reply=False)
 
 
 TINY = Path(sft.__file__).parent / "checkpoints" / "tiny"
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ([], "--out is required"), (["--out", "done"], "done holds a training"),
-    (["--out", "begun"], "begun holds a training"), (["--out", "done", "--resume"], "done holds no training.pt"),
-    (["--out", "OUT", "--data", "none.jsonl"], "--chat-template and several GPUs need --model"),
-    (["--out", "OUT", "--model", TINY, "--data", "none.jsonl"], "none.jsonl: cannot be read")])
+    ("", "--out is required"), ("--out done", "done holds a training"), ("--out begun", "begun holds a training"),
+    ("--out done --resume", "done holds no training.pt"), ("--out OUT --data none.jsonl", "several GPUs need --model"),
+    (f"--out OUT --model {TINY} --data none.jsonl", "none.jsonl: cannot be read")])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "done/sft.json", {})
     write_lines(tmp_path / "begun/training.pt", {})
-    assert message in refusal(sft.main, *arguments)
+    assert message in refusal(sft.main, *arguments.split())
 
 
 def test_a_pretrained_model_has_the_releases_values():

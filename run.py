@@ -98,7 +98,8 @@ class Run:
     def phase(self, name):
         """Time a phase and show its name. The time that it waits for the sandbox is counted as `sandbox` instead."""
         self.progress.begin(name if name == "evaluate" else f"step {self.step + 1}: {name}")
-        start, before = time.monotonic(), self.sandbox.waited
+        start = time.monotonic()
+        before = self.sandbox.waited
         yield
         waited = self.sandbox.waited - before
         self.seconds["sandbox"] += waited
@@ -128,7 +129,8 @@ def new_run(given, configure) -> Run:
     stream = task_stream(options, fitness)  # fills in fitness
     first = next(stream)  # raises TaskError where no task may be trained on
     run = load(Path(name), find_path(options.model), given, configure)
-    run.stream, run.fitness = itertools.chain([first], stream), fitness
+    run.stream = itertools.chain([first], stream)
+    run.fitness = fitness
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
     prepare_folder(run)
     if not run.model.large:  # 100 GB take minutes to write: a large run that is killed early begins again
@@ -164,7 +166,8 @@ def resume_run(given, configure, changeable) -> Run:
         run.optimizer.load_state_dict(saved["optimizer"])
         run.generator.set_state(saved["generator"])
         run.initial_names = set(saved["initial_names"])
-        run.secret, run.fitness = saved["secret"], saved["fitness"]
+        run.secret = saved["secret"]
+        run.fitness = saved["fitness"]
     run.step = saved["step"]
     run.step0_done = run.step > 0 or bool(read_metrics(out))
     prepare_folder(run)
@@ -200,7 +203,8 @@ def load(out, source, given, configure) -> Run:
     library = SkillLibrary.of_model(source)
     optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=options.lr, host=options.offload)
     generator = torch.Generator(model.device).manual_seed(options.seed)
-    names, secret = {skill.name for skill in library.skills}, ranks.first(os.urandom(16).hex())
+    names = {skill.name for skill in library.skills}
+    secret = ranks.first(os.urandom(16).hex())
     return Run(options, out, model, library, names, optimizer, generator, secret)
 
 
@@ -212,7 +216,8 @@ def prepare_folder(run):
     run.progress = Progress(run.options.steps, "step", run.step, hidden=not run.writes)
     if not run.writes:
         return
-    out, options = run.out, run.options
+    out = run.out
+    options = run.options
     hold(out)
     write_atomically(out / "config.json", json.dumps(asdict(options) | levels.provenance(options.device), indent=1))
     lines = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
@@ -295,7 +300,8 @@ def save_checkpoint(run):
     optimizer = run.optimizer.state_dict()  # each rank has a part of it, so all must call this
     if not run.writes:
         return
-    folder, link = run.out / f"checkpoint_{run.step}", run.out / "checkpoint"
+    folder = run.out / f"checkpoint_{run.step}"
+    link = run.out / "checkpoint"
     state = {"step": run.step, "options": asdict(run.options), "initial_names": [*run.initial_names],
              "optimizer": optimizer, "generator": run.generator.get_state(), "secret": run.secret,
              "fitness": run.fitness}

@@ -120,7 +120,8 @@ class Settings:
 
     def completed(self):
         """These settings without any None. Raises UserError for a device that is not there, or for wrong values."""
-        device, on_cpu = str(self.device), str(self.device) == "cpu"
+        device = str(self.device)
+        on_cpu = str(self.device) == "cpu"
         if not on_cpu and not (device.startswith("cuda") and has_gpu()):
             raise UserError(f"device {device}: no GPU is available here by this name")
         for name in ("trials", "tolerance", "timeout", "measure", "tasks"):
@@ -152,7 +153,8 @@ class Sandbox:
     def __init__(self, device="cpu", **settings):
         """settings: fields of Settings. Raises UserError, see Settings.completed."""
         self.settings = Settings(device, **settings).completed()
-        self.device, self.waited = self.settings.device, 0.0
+        self.device = self.settings.device
+        self.waited = 0.0
         self.pool = Pool(asdict(self.settings) | {"clock": self.settings.clock})
 
     def submit(self, pairs) -> list:
@@ -251,7 +253,9 @@ def main(argv=None) -> int:
     add("--check", action="store_true", help="end with status 1 unless the candidate is correct")
     options = vars(parser.parse_args(argv))
     must_be_correct = options.pop("check")
-    as_json, task, path = options.pop("json"), load_task(options.pop("task")), Path(options.pop("candidate"))
+    as_json = options.pop("json")
+    task = load_task(options.pop("task"))
+    path = Path(options.pop("candidate"))
     with user_error(f"{path}: cannot read the candidate"):
         text = path.read_bytes()
     try:

@@ -158,7 +158,8 @@ def read_proposals(call, known=frozenset(), count_tokens=len) -> list[Proposal]:
         try:
             proposal.skill = parse_entry(entry)
         except ValueError as problem:
-            proposal.rejected, proposal.detail = "malformed", str(problem)
+            proposal.rejected = "malformed"
+            proposal.detail = str(problem)
         else:
             proposal.known = not identity(proposal.skill).isdisjoint(known)
             proposal.rejected, proposal.detail = form_problem(proposal.skill, len(proposals), count_tokens)
@@ -240,11 +241,14 @@ def apply_pass_rule(proposal, attempt, first, gain):
 
     v: the attempt's speedup. attempt, first: Turns; `first` is the winner's first turn.
     """
-    verdict, proposal.attempt = attempt.verdict, attempt
+    verdict = attempt.verdict
+    proposal.attempt = attempt
     if not verdict.correct:
-        proposal.rejected, proposal.detail = "not correct", verdict.rejected or verdict.error or "incorrect"
+        proposal.rejected = "not correct"
+        proposal.detail = verdict.rejected or verdict.error or "incorrect"
     elif verdict.speedup < gain * max(1.0, first.verdict.speedup):
-        proposal.rejected, proposal.detail = "too slow", f"{verdict.speedup:.2f} against {first.verdict.speedup:.2f}"
+        proposal.rejected = "too slow"
+        proposal.detail = f"{verdict.speedup:.2f} against {first.verdict.speedup:.2f}"
     else:
         proposal.skill = replace(proposal.skill, verify_speedup=verdict.speedup)
 

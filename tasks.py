@@ -89,12 +89,15 @@ def parquet_tasks(path) -> list[Task]:
     Model, because our prompts ask for ModelNew. Both columns are objects, or JSON text. Rows that are no problem are
     counted. Raises TaskError for KernelBench's problems, such as the paper's validation set.
     """
-    tasks, left_out = [], Counter()
+    tasks = []
+    left_out = Counter()
     for number, row in enumerate(read_parquet(path, ["data_source", "reward_model", "extra_info"])):
         if "kernelbench" in str(row["data_source"]).lower():
             raise TaskError(f"{path}: KernelBench's problems are for evaluation only (bench.py --kernelbench)")
-        info, reward = _object(row["extra_info"]), _object(row["reward_model"])
-        entry, source = info.get("entry_point") or "Model", reward.get("ground_truth") or ""
+        info = _object(row["extra_info"])
+        reward = _object(row["reward_model"])
+        entry = info.get("entry_point") or "Model"
+        source = reward.get("ground_truth") or ""
         if entry != "Model":  # leave names behind a dot: nn.LayerNorm, if the class is LayerNorm
             source = re.sub(r"(?<![\w.])Model\b", "OtherModel", source)
             source = re.sub(rf"(?<![\w.]){re.escape(entry)}\b", "Model", source)
@@ -217,7 +220,8 @@ def scale_batch(task, factor) -> Task:
 
 def init_arguments(get_init_inputs) -> tuple[list, dict]:
     """(arguments, keywords) of a problem's constructor. In KernelBook's problems the list is [arguments, keywords]."""
-    arguments, keywords = list(get_init_inputs()), {}
+    arguments = list(get_init_inputs())
+    keywords = {}
     if list(map(type, arguments)) == [list, dict]:
         arguments, keywords = arguments
     return arguments, keywords

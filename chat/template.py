@@ -38,7 +38,8 @@ class Chat:
 
     def __init__(self, tokenizer, thinking=False):
         """thinking: may replies begin with thoughts, where the template can switch them off?"""
-        self.tokenizer, self.thinking = tokenizer, thinking
+        self.tokenizer = tokenizer
+        self.thinking = thinking
 
     def _template(self, messages, tools=None, reply=False) -> str:
         return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=reply,
@@ -65,8 +66,10 @@ class Chat:
         write = functools.partial(self._template, tools=[SELECT_TOOL])
         shown = writes = reads = False
         with contextlib.suppress(UserError, TemplateError, TypeError):
-            prompt, whole = write(called[:1]), write(called)
-            shown, writes = name in prompt, whole.count(name) > prompt.count(name)
+            prompt = write(called[:1])
+            whole = write(called)
+            shown = name in prompt
+            writes = whole.count(name) > prompt.count(name)
             reads = shown and self.tool_call(self._reply_text(called, write), name) == arguments
         return shown and (reads or not writes), reads
 
@@ -99,7 +102,8 @@ class Chat:
         write: messages to text; with reply=True it ends with the beginning of a reply. Raises UserError if the template
         writes nothing for it, or changes it.
         """
-        whole, place = write(messages, reply=False), len(messages) - 1
+        whole = write(messages, reply=False)
+        place = len(messages) - 1
         before, after = self._around(messages, place, functools.partial(write, reply=False))
         starts = [text for text in (write(messages[:-1], reply=True), before) if whole.startswith(text)]
         if not starts or not whole.endswith(after):

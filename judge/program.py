@@ -196,11 +196,16 @@ class Program:
         check(program["rows"])
         if sum(place[4] for place in program["constants"].values()) > room:
             raise Failed("its constants take much more memory than the task's tensors")
-        self.rows, self.inputs, self.output = program["rows"], program["inputs"], program["output"]
-        self.state, self.named, self.returned = program["state"], program["named"], program["returned"]
+        self.rows = program["rows"]
+        self.inputs = program["inputs"]
+        self.output = program["output"]
+        self.state = program["state"]
+        self.named = program["named"]
+        self.returned = program["returned"]
         self.constants = {int(number): place for number, place in program["constants"].items()}
         self.contents = recording["constants"]
-        self.device, self.launcher = torch.device(device), launcher
+        self.device = torch.device(device)
+        self.launcher = launcher
         self.kept, self.chosen = {}, {}  # chosen: {position of an autotuned row: its quickest configuration}
         self.kernels = list(dict.fromkeys(launch["kernel"] for launch in launches_in(self.rows)))
         self.last_uses = {}  # {position of a row: numbers that no later one uses}
@@ -278,7 +283,8 @@ class Program:
 
     def quickest(self, configurations, values):
         """The rows of the quickest configuration of an autotuned kernel. Each runs once, on copies of its memory."""
-        times, last = [], None
+        times = []
+        last = None
         for rows in configurations:
             # Tensors that share memory do so in the copies, too.
             copies = copy.deepcopy({number: values[number] for number in numbers_in(rows) if number in values})

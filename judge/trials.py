@@ -56,7 +56,9 @@ def domain_of(x, other) -> Domain:
     floats = isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1
     if not floats or x.numel() <= 4 or torch.equal(x, other) or not x.isfinite().all():
         return Domain("fixed")
-    low, high, size = float(x.min()), float(x.max()), float(x.abs().max())
+    low = float(x.min())
+    high = float(x.max())
+    size = float(x.abs().max())
     whole = torch.equal(x, x.round())
     if whole and 0 <= low and high <= 1:
         return Domain("fixed")
@@ -82,14 +84,16 @@ def down(x, kind, amount):
 
 def neighbours(x):
     """A mask of some neighbours in each row, few or many."""
-    n, uniform = x.shape[1], torch.rand(2, len(x), 1, device=x.device)
+    n = x.shape[1]
+    uniform = torch.rand(2, len(x), 1, device=x.device)
     members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
     return torch.arange(n, device=x.device) // members == (uniform[1] * n).int() // members
 
 
 def spread(x):
     """A mask of every Nth value in each row."""
-    n, uniform = x.shape[1], torch.rand(2, len(x), 1, device=x.device)
+    n = x.shape[1]
+    uniform = torch.rand(2, len(x), 1, device=x.device)
     members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
     stride = n // members.clamp(2, n)
     return torch.arange(n, device=x.device) % stride == (uniform[1] * n).int() % stride
@@ -103,7 +107,8 @@ def constant(x):
 
 def partly_sorted(x):
     """Half of the rows sorted, up or down."""
-    rising, uniform = x.sort(1).values, torch.rand(len(x), 1, device=x.device)
+    rising = x.sort(1).values
+    uniform = torch.rand(len(x), 1, device=x.device)
     return torch.where(uniform < 0.25, rising, torch.where(uniform < 0.5, rising.flip(1), x))
 
 
@@ -149,9 +154,11 @@ def vary(x, domain, trial, start, strengths):
         return x
     dims = list(range(x.dim()))
     within = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]][(trial - 1) % 4]
-    result, kind = x.clone(), domain.kind
+    result = x.clone()
+    kind = domain.kind
     if kind == "negative":
-        result, kind = -x, "positive"
+        result = -x
+        kind = "positive"
     turned = result.permute([dim for dim in dims if dim not in within] + within)
     rows = turned.reshape(-1, math.prod(turned.shape[-len(within):]))  # a view, if that is possible
     for number, name in enumerate(names):
@@ -181,7 +188,8 @@ def nearby(x, domain, apart):
     """
     if domain.kind == "fixed" or domain.whole:
         return precise(x)
-    result, change = x.to(torch.float64, copy=True), min(NEARBY, 8 * torch.finfo(x.dtype).eps)
+    result = x.to(torch.float64, copy=True)
+    change = min(NEARBY, 8 * torch.finfo(x.dtype).eps)
     for part in result.as_strided([x.numel()], [1]).split(PIECE):
         mantissa, exponent = part.frexp()
         noise = (mantissa * 12345.678 + exponent * 0.618).frac().abs()  # any function of x that looks random
@@ -273,7 +281,8 @@ def errors_of(x, y, spread, units=0):
 def scale_of(x, spread) -> tuple:
     """(m, s) of a tensor's finite values, see the top. Of one value, s is its size."""
     finite = x.isfinite()
-    values, count = torch.where(finite, x, 0), max(int(finite.sum()), 1)
+    values = torch.where(finite, x, 0)
+    count = max(int(finite.sum()), 1)
     square = float(torch.linalg.vector_norm(values, dtype=precise_type(x.dtype))) ** 2 / count
     if count == 1 or not spread:
         return 0.0, math.sqrt(square)
@@ -286,7 +295,8 @@ def sharing(outputs, others) -> list:
 
     Outputs that are interleaved in one piece of memory, such as columns of one matrix, count as if they shared bytes.
     """
-    shared, reach = set(), 0
+    shared = set()
+    reach = 0
     taken = [span_of(tensor) for tensor in others if tensor.numel()]
     for i, tensor in sorted(enumerate(outputs), key=lambda entry: entry[1].data_ptr()):
         if tensor.numel() == 0:

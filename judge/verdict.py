@@ -49,7 +49,8 @@ class Failed(Exception):
 
     def __init__(self, text, stage="forward", line=None):
         super().__init__(text)
-        self.stage, self.line = stage, line
+        self.stage = stage
+        self.line = line
 
 
 def printable(text) -> str:
@@ -87,7 +88,8 @@ def numbered(code, line, around=2) -> str:
 def set_failure(verdict, code, failed):
     """Enter that the candidate failed. failed: a Failed."""
     text = printable(failed)[:400]
-    verdict.compiled, verdict.correct = failed.stage != "compile", False
+    verdict.compiled = failed.stage != "compile"
+    verdict.correct = False
     verdict.excerpt = numbered(code, failed.line)
     if failed.stage == "rejected":
         verdict.rejected = text

@@ -101,7 +101,8 @@ def best_use(name, origin, rollouts) -> dict | None:
 
     It gets `speedup`, its best turn's, or 0 without a correct turn.
     """
-    own_task, uses = (origin or {}).get("task"), []
+    own_task = (origin or {}).get("task")
+    uses = []
     for rollout in rollouts:
         if rollout["role"] == "policy" and name in rollout["skills"] and rollout["task"] != own_task:
             speedups = [turn["verdict"]["speedup"] for turn in rollout["turns"] if turn["verdict"]["correct"]]
@@ -135,7 +136,8 @@ def step_in_words(line, options, library) -> str:
 
 def lessons(source) -> list[str]:
     """In a few sentences: is it complete? Of a run: the evaluation before and after, skills found, proposals."""
-    sentences, config = [], source.config
+    sentences = []
+    config = source.config
     if "steps" in config and source.metrics and source.metrics[-1]["step"] < config["steps"]:
         sentences.append(f"A part of the run: {source.metrics[-1]['step']} of {config['steps']} steps are done.")
     if "problems" in config and not source.summary:
@@ -147,7 +149,8 @@ def lessons(source) -> list[str]:
                          "this model.")
     evaluated = [line for line in source.metrics if "eval_fast_1" in line]
     if len(evaluated) > 1:
-        before, after = evaluated[0], evaluated[-1]
+        before = evaluated[0]
+        after = evaluated[-1]
         changes = [f"{label} {before[key]:{form}} -> {after[key]:{form}}" for key, label, form in EVALUATION]
         sentences.append(f"On the built-in problems, before training -> after {after['step']} steps: "
                          f"{', '.join(changes)} ({source.clock}).")

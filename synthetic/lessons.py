@@ -36,7 +36,8 @@ TAUGHT_SET = {*TAUGHT}
 
 def near_miss(chain, rng) -> tuple[str, str]:
     """A taught pair of which words alone do not tell that it does not fit, or any other one."""
-    names, fitting = chain.names, {*chain.pairs()}
+    names = chain.names
+    fitting = {*chain.pairs()}
     kind = rng.random()
     if kind < 0.3 and fitting:
         pair = rng.choice(sorted(fitting))[::-1]
@@ -55,7 +56,8 @@ class Lesson:
     """One chain of a seed, from which one example is written in a role."""
 
     def __init__(self, seed, brief):
-        self.rng, self.brief = random.Random(f"lesson {seed} {brief}"), brief
+        self.rng = random.Random(f"lesson {seed} {brief}")
+        self.brief = brief
         pair = self.rng.choice(TAUGHT)
         if self.rng.random() >= 0.7:
             pair = None  # a chain without any certain pair
@@ -75,7 +77,8 @@ class Lesson:
 
     def offered(self, most) -> tuple[list[Skill], list]:
         """(skills in random order, the chain's pairs that they name): up to `most`, near misses among them."""
-        rng, pairs = self.rng, self.chain.pairs()
+        rng = self.rng
+        pairs = self.chain.pairs()
         number = rng.randint(1, most)
         fitting = []
         if pairs:
@@ -146,7 +149,8 @@ class Lesson:
 
     def summary(self) -> Example | None:
         """The pair by which the best kernel differs from the first, as a skill; None if the chain has none."""
-        rng, chain = self.rng, self.chain
+        rng = self.rng
+        chain = self.chain
         if not chain.pairs():
             return None
         skills, before = self.offered_at_times(0.4)
@@ -196,7 +200,8 @@ class Lesson:
 
 
 def _writer(tokenizer, brief, execute):
-    chat, sandbox = Chat(tokenizer), sandbox_if(execute)
+    chat = Chat(tokenizer)
+    sandbox = sandbox_if(execute)
 
     def write(seed) -> list:
         """The encoded lesson of a seed (chat/rows.py), or nothing."""

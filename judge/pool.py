@@ -206,6 +206,7 @@ class Pool:
             if not holds:
                 judge.loaded[entry] = entry.loading
                 self.make_room(judge, entry)
+                judge.loaded[entry] = entry.loading  # once more, if the judge has ended meanwhile
             return judge, holds
 
     def choose(self, entry):
@@ -236,11 +237,11 @@ class Pool:
 
     def make_room(self, judge, entry):
         """Have this judge and idle ones drop the tasks that were loaded first, until its new one fits."""
-        used = self.used()
         for other in self.judges:
             for old in list(other.loaded) if other is judge or not other.busy else ():
-                if used > self.capacity and old is not entry and not (self.on_gpu and old.begun):
-                    used -= other.loaded.pop(old, 0)  # 0: it has just ended
+                may_go = old in other.loaded and old is not entry and not (self.on_gpu and old.begun)
+                if may_go and self.used() > self.capacity:
+                    del other.loaded[old]
                     with contextlib.suppress(Gone):
                         self.ask(other, "drop", old.source)  # answered when the memory is free
 

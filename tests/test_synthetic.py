@@ -47,7 +47,7 @@ def test_each_technique_can_stand_alone_and_shows_up_only_where_it_was_asked_for
 
 
 def test_solutions_are_correct_and_more_techniques_make_the_modelled_time_shorter(programs, box):
-    pairs = [(task_of(program), solution(program, names).code) for program in programs for names in (set(), ALL)]
+    pairs = [(task_of(program), solution(program, names).code) for program in programs[::2] for names in (set(), ALL)]
     verdicts = all_pass(box, pairs)
     gains = [full.speedup / bare.speedup for bare, full in zip(verdicts[::2], verdicts[1::2])]
     assert sum(gain > 1.2 for gain in gains) >= 0.6 * len(gains)

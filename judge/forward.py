@@ -253,7 +253,8 @@ def launch(kernel, *args, grid, warmup, **kwargs):
     """Stands for JITFunction.run: records the launch. A kernel may write all memory that it is given."""
     recorder = Recorder.active
     if warmup or recorder is None:
-        raise RuntimeError("kernels can only be launched, by kernel[grid](...) and within forward: there is no warmup here")
+        raise RuntimeError("kernels can only be launched, by kernel[grid](...) and within forward: there is no warmup "
+                           "here")
     for hook in kernel.pre_run_hooks:
         hook(*args, **kwargs)
     options = {key: value for key, value in kwargs.items() if key not in kernel.signature.parameters}

@@ -204,9 +204,8 @@ class Pool:
                 raise TaskError(entry.unusable or CLOSED)
             judge.busy, holds = True, entry in judge.loaded
             if not holds:
-                judge.loaded[entry] = entry.loading
                 self.make_room(judge, entry)
-                judge.loaded[entry] = entry.loading  # once more, if the judge has ended meanwhile
+                judge.loaded[entry] = entry.loading
             return judge, holds
 
     def choose(self, entry):
@@ -240,7 +239,7 @@ class Pool:
         for other in self.judges:
             for old in list(other.loaded) if other is judge or not other.busy else ():
                 may_go = old in other.loaded and old is not entry and not (self.on_gpu and old.begun)
-                if may_go and self.used() > self.capacity:
+                if may_go and self.used() + entry.loading > self.capacity:
                     del other.loaded[old]
                     with contextlib.suppress(Gone):
                         self.ask(other, "drop", old.source)  # answered when the memory is free
@@ -279,7 +278,7 @@ class Pool:
             return False
 
     def ask(self, judge, *order):
-        """A judge's answer to an order. Raises Gone when it ends, and it has no task then, as if its GPU is broken."""
+        """A judge's answer to an order. Raises Gone when it ends. Then, or with a broken GPU, it holds no task."""
         try:
             if judge.connection is None:
                 judge.connection = self.start_forks().fork()

@@ -35,7 +35,8 @@ H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141
         "warp_size": 32, "max_threads_per_multi_processor": 2048, "L2_cache_size": 60 << 20,
         "regs_per_multiprocessor": 65536, "shared_memory_per_multiprocessor": 228 << 10,
         "shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": 227 << 10, "max_threads_per_block": 1024,
-        "clock_rate": 1_980_000, "memory_clock_rate": 3_201_000, "memory_bus_width": 6144}  # what a candidate finds where no GPU is
+        "clock_rate": 1_980_000, "memory_clock_rate": 3_201_000,
+        "memory_bus_width": 6144}  # what a candidate finds where no GPU is
 SHARED_MEMORY = 227 << 10  # bytes that a program of a kernel may use
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -224,8 +225,8 @@ def warm_up():
 def main():
     connection, settings = begin_server(sys.argv)
     jit.JITFunction.run, autotuner.Autotuner.run = launch, launch_tuned
-    autotuner.Autotuner.best_config = property(refused("reads best_config, which is not known while forward is recorded",
-                                                       "forward"))
+    autotuner.Autotuner.best_config = property(refused(
+        "reads best_config, which is not known while forward is recorded", "forward"))
     if settings["device"] == "cpu":
         CUDABackend.make_cubin = lambda *_: b""  # up to PTX: assembling takes a third of the time, and nobody runs it
     warm_up()

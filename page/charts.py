@@ -8,7 +8,7 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "
          "legend.frameon": False, "text.parse_math": False}  # a folder's name may hold a $
 # (title, caption, {metric: label})
 PANELS = [
-    ("Evaluation: redundant operators, first turn", "Mean reward of the first turn, the same problems each time, greedy.",
+    ("Evaluation: redundant operators, first turn", "Mean reward of the first turn, always the same problems, greedy.",
      {"with_reward_first": "with the library", "without_reward_first": "without"}),
     ("Policy: reward", "Mean over rollouts, by the best turn. Each step has other tasks, each evaluation the same.",
      {"reward_best": "best turn", "eval_reward_best": "evaluation, best turn"}),

@@ -62,8 +62,9 @@ def run_all(run, jobs, options):
     """run(arm, seed, cores, options) for each (arm, seed), on cores of its own. Prints a line as each one ends."""
     cores = sorted(os.sched_getaffinity(0))
     places = queue.Queue()
-    for first in range(0, len(cores) - options.cores + 1, options.cores):
-        places.put(cores[first:first + options.cores])
+    each = len(cores) if options.device == "cuda" else options.cores  # runs side by side would disturb measured times
+    for first in range(0, len(cores) - each + 1, each):
+        places.put(cores[first:first + each])
 
     def one(job):
         place = places.get()
@@ -372,7 +373,7 @@ def main(argv=None) -> int:
     parser.add_argument("--arms", default=",".join(ARMS), help="which, with commas between them")
     parser.add_argument("--steps", type=int, default=8, help="training steps of a run")
     parser.add_argument("--cores", type=int, default=2, help="of a run")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: measured times, with --cores all")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: measured, one run at a time")
     parser.add_argument("--runs", default=str(ROOT / "runs" / "claims"), help="folder of the whole runs")
     parser.add_argument("--kept", default=str(ROOT / "results" / "claims"), help="folder of what is kept of the runs")
     parser.add_argument("--table", action="store_true", help="run nothing")

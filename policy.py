@@ -249,8 +249,9 @@ def play_in_waves(sampler, sandbox, plays):
     """Play all rollouts to their end, in waves: sample a reply to each prompt, then judge each kernel, and again.
 
     Yields the number of each play when it has ended. With a GPU a kernel is submitted as soon as its reply ends: the
-    sandbox records and compiles it while other replies are still being sampled. On a CPU the model and the sandbox need
-    the same cores, so kernels wait for the wave's end.
+    sandbox records and compiles it while other replies are still being sampled. A wave does not wait for its last
+    verdicts, an eighth of them: those plays join a later wave. On a CPU the model and the sandbox need the same cores.
+    So kernels wait for the wave's end, and the next wave for all verdicts.
     """
     requests = {}  # number of a play -> the Prompt or Kernel that it has yielded
     futures = {}  # number of a play -> the verdict on its kernel, while the sandbox judges it
@@ -272,7 +273,7 @@ def play_in_waves(sampler, sandbox, plays):
         if number not in requests:
             yield number
         submit(number)
-    while requests:  # here each request is a Prompt, or before the first wave a submitted Kernel
+    while requests:  # each is a Prompt, or a Kernel that has been submitted
         prompts = {number: requests[number].ids for number in sorted(requests) if number not in futures}
         with sandbox.sampling():  # the model has the GPU: no kernel is being timed
             for number, reply in sampler.write(prompts):
@@ -284,11 +285,16 @@ def play_in_waves(sampler, sandbox, plays):
         if not on_gpu:
             for number in prompts:
                 submit(number)
-        # Send each play its verdict. They are sent in the order of the plays, so that a seed gives the same run.
-        for number in sorted(futures):
-            resume(number, verdict_of(sandbox, futures.pop(number)))
-            if number not in requests:
-                yield number
+        # Send each play its verdict. On a CPU this is in the order of the plays, so that a seed gives the same run.
+        most_late = len(requests) // 8 if on_gpu else 0
+        while len(futures) > most_late:
+            ready = [number for number in sorted(futures) if futures[number].done()] if on_gpu else sorted(futures)
+            for number in ready:
+                resume(number, verdict_of(sandbox, futures.pop(number)))
+                if number not in requests:
+                    yield number
+            if not ready:
+                sandbox.wait(futures.values())
 
 
 def continued(play, known, keep):

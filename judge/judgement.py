@@ -54,8 +54,6 @@ def judge(task, code, recording) -> Verdict:
     verdict = Verdict(clock=task.settings["clock"])
     try:
         recording = unpacked(recording)
-        if "failed" in recording:
-            raise Failed(str(recording["error"]), recording["failed"], recording["line"])
         with task.gpu(CHECK):
             candidate = Candidate(task, code, recording)
             verdict.compiled = True

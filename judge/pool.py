@@ -1,11 +1,12 @@
 """The trainer's side of the judge: passes each candidate to a recorder, and what comes back to a judge.
 
     submit(task, code)      a thread: a judge loads the task (`judge_of`), a recorder has the candidate's forward
-                            (`record`), and the judge says what it is worth (`judged`)
+                            (`record`), and the judge says what it is worth (`judged`); none is needed where the
+                            recorder says that the candidate fails
 
 A recorder has one candidate at a time. A judge has one too, and holds as many tasks as fit into memory (`choose`), for
 all turns of their rollouts. One that ends is forked again: a candidate costs only itself. Nothing of a candidate is
-parsed here; the size of its text is looked at, and no more.
+parsed here; the size of its text is looked at, and the first words of its recording, no more.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from judge.processes import Gone, Server
-from judge.verdict import Failed, Verdict, set_failure
+from judge.verdict import Failed, Verdict, failed_in, set_failure
 from tasks import TaskError, elements
 
 MOST_BYTES = 256_000  # of a candidate's text
@@ -131,16 +132,18 @@ class Pool:
     def verdict(self, entry, code) -> Verdict:
         """The verdict on one candidate. Raises TaskError."""
         if len(code.encode(errors="surrogatepass")) > MOST_BYTES:
-            return self.failed(code, f"the code is longer than {MOST_BYTES:,} bytes", "compile")
+            return self.failed(code, Failed(f"the code is longer than {MOST_BYTES:,} bytes", "compile"))
         with self.changed:
             entry.begun += 1
         try:
             if not entry.blueprint:
                 with self.judge_of(entry):
                     pass
-            return self.judged(entry, code, self.record(entry, code))
+            recording = self.record(entry, code)
+            failed = failed_in(recording)
+            return self.failed(code, failed) if failed else self.judged(entry, code, recording)
         except Gone as error:
-            return self.failed(code, f"the recorder failed on it ({error})")
+            return self.failed(code, Failed(f"the recorder failed on it ({error})"))
         finally:
             with self.changed:
                 entry.begun -= 1
@@ -170,12 +173,12 @@ class Pool:
                 return self.ask(judge, "judge", entry.source, code, recording)
             except Gone:
                 late = time.monotonic() - began >= self.settings["seconds"]
-                return self.failed(code, f"no result within {self.settings['seconds']:g} s" if late else (
-                    "the process ended without a result (crash, exit, memory limit or GPU error)"))
+                return self.failed(code, Failed(f"no result within {self.settings['seconds']:g} s" if late else (
+                    "the process ended without a result (crash, exit, memory limit or GPU error)")))
 
-    def failed(self, code, error, stage="forward") -> Verdict:
+    def failed(self, code, failed) -> Verdict:
         verdict = Verdict(clock=self.settings["clock"])
-        set_failure(verdict, code, Failed(error, stage))
+        set_failure(verdict, code, failed)
         return verdict
 
     # ---- judges

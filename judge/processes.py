@@ -39,7 +39,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from command.files import ROOT
-from judge.verdict import printable
+from judge.verdict import failure, printable
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
@@ -240,12 +240,11 @@ def limit(memory, **others):
 
 
 def serve_orders(connection, work, settings):
-    """For each order, send back the bytes that work(order) returns in a fork with limits, or a recording that failed.
+    """For each order, send back the bytes that work(order) returns in a fork with limits, or why it failed.
 
     Returns when the caller has hung up, or when a candidate has left something behind: then the server must end, as a
     new jail has nothing of it.
     """
-    from judge.program import packed
     jailed = os.getpid() == 1
     folder = "/tmp" if jailed else tempfile.mkdtemp(dir=settings["scratch"])
     untouched = cleaned(folder)
@@ -258,14 +257,12 @@ def serve_orders(connection, work, settings):
         process = os.fork()
         if process == 0:
             run_limited(work, order, result, folder, settings)
-        failure = watch(process, folder, jailed, settings)
+        excess = watch(process, folder, jailed, settings)
         kill_children(-1 if jailed else -process)  # -1: all but this one, in the jail
         answer = os.pread(result, ROOM, 0)
         os.close(result)
-        if failure is None and not answer:
-            failure = "the process ended without a result (crash, exit or limit)"
-        if failure is not None:
-            answer = packed({"failed": "forward", "error": failure, "line": None})
+        if excess or not answer:
+            answer = failure("forward", excess or "the process ended without a result (crash, exit or limit)")
         connection.send_bytes(answer)
 
 

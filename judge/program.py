@@ -14,7 +14,7 @@ does not fit.
                  "returned": [numbers of constants in whose memory an output lies], "rows", "output", "fixed": were
                  values of parameters used while recording?}
     recording    {"program", "constants": {number: bytes, where they are known}, "compiled": kernels as Triton compiled
-                 them, each {"code": bytes, ...}}, or {"failed": stage, "error", "line"}
+                 them, each {"code": bytes, ...}}
 """
 
 import contextlib
@@ -114,9 +114,9 @@ def packed(recording) -> bytes:
     def bytes_of(text):
         return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
-    codes = {f"code {i}": bytes_of(each["code"]) for i, each in enumerate(recording.get("compiled", []))}
-    tensors = codes | {str(number): value for number, value in recording.get("constants", {}).items() if len(value)}
-    compiled = [each | {"code": None} for each in recording.get("compiled", [])]
+    codes = {f"code {i}": bytes_of(each["code"]) for i, each in enumerate(recording["compiled"])}
+    tensors = codes | {str(number): value for number, value in recording["constants"].items() if len(value)}
+    compiled = [each | {"code": None} for each in recording["compiled"]]
     text = json.dumps(recording | {"compiled": compiled, "constants": {}})
     return safetensors.torch.save(tensors | {"json": bytes_of(text.encode())})
 

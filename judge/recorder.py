@@ -26,7 +26,7 @@ from judge.forward import PretendCuda, Recorder, launch, launch_tuned, record
 from judge.processes import begin_server, serve_orders
 from judge.program import TORCH_NAMES, launches_in, packed
 from judge.reference import load_module, seed_everything
-from judge.verdict import Failed, describe
+from judge.verdict import Failed, describe, failure
 
 COMPILE_SECONDS = 20  # of a CPU, for all kernels of a candidate
 RUN = jit.JITFunction.run  # another stands in its place
@@ -185,7 +185,7 @@ def without_values(entry):
 
 
 def answer(order) -> bytes:
-    """The recording of a candidate. order: (its text, its task's blueprint), pickled by the trainer."""
+    """The recording of a candidate, or why there is none. order: (its text, its task's blueprint), pickled by the trainer."""
     text, blueprint = pickle.loads(order)
     text, blueprint = text.removeprefix("\ufeff"), pickle.loads(blueprint)
     path, stage = os.path.abspath("candidate.py"), "compile"
@@ -206,7 +206,7 @@ def answer(order) -> bytes:
         why, line = describe(error, path)
         if isinstance(error, Failed):
             stage, why, line = error.stage, str(error)[:300], error.line or line
-        return packed({"failed": stage, "error": why, "line": line})
+        return failure(stage, why, line)
 
 
 @triton.jit

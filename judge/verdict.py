@@ -3,6 +3,7 @@
 A Verdict is filled in by judgement.py, step by step; whatever goes wrong with a candidate on the way is a Failed.
 """
 
+import re
 import traceback
 from dataclasses import dataclass, field
 
@@ -51,6 +52,20 @@ class Failed(Exception):
         super().__init__(text)
         self.stage = stage
         self.line = line
+
+
+def failure(stage, error, line=None) -> bytes:
+    """What a recorder sends in place of a recording: why there is none."""
+    return f"failed {stage} {line or ''} {error}".encode(errors="replace")
+
+
+def failed_in(answer) -> Failed | None:
+    """The Failed that a recorder's answer speaks of; None where it may be a recording. Nothing in it is trusted."""
+    found = re.fullmatch(rb"failed (compile|forward|rejected) (\d{0,9}) (.*)", answer[:2000], re.DOTALL)
+    if found:
+        stage, line, error = [part.decode(errors="replace") for part in found.groups()]
+        return Failed(error, stage, int(line) if line else None)
+    return None
 
 
 def printable(text) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from candidates import fails, indent, passes, replaced
 from judge.program import packed, read, unpacked, write
-from judge.verdict import Failed
+from judge.verdict import Failed, failed_in, failure
 from test_cheats import HONEST, POINTWISE, victim
 
 TASK = victim(replaced(POINTWISE, ("256, 64", "64, 64")))
@@ -20,11 +20,10 @@ import sys
 packed = sys.modules["judge.program"].packed
 
 def packed_forgery(answer):
-    program, constants = answer.get("program"), answer.get("constants")
-    if program:
-        rows, x, bias, out = program["rows"], program["inputs"][0], program["state"]["bias"], program["output"]["value"]
-        [launched] = [row for row in rows if row[0] == 'launch']
-        launch = launched[1]
+    program, constants = answer["program"], answer["constants"]
+    rows, x, bias, out = program["rows"], program["inputs"][0], program["state"]["bias"], program["output"]["value"]
+    [launched] = [row for row in rows if row[0] == 'launch']
+    launch = launched[1]
 CHANGE
     return packed(answer)
 
@@ -34,7 +33,7 @@ sys.modules["__main__"].packed = packed_forgery
 
 def forge(change) -> str:
     """A candidate whose recording is changed by these statements, just before it is sent."""
-    return FORGE.replace("CHANGE", indent(change, 8)) + HONEST
+    return FORGE.replace("CHANGE", indent(change, 4)) + HONEST
 
 
 NO_ARGUMENTS = "{'tuple': []}, {'dict': []}, []"
@@ -69,7 +68,7 @@ FORGED = {  # name: (what is changed, what the verdict says)
         "program['output'] = {'value': 99}", "no memory of its own"),
     "an attribute that is no operator": (f"rows.insert(0, ['operator', '__dict__.clear', {NO_ARGUMENTS}])", ""),
     "no launch": ("rows.remove(launched)", "wrong values"),
-    "a failure without an error": ("answer.clear()\nanswer['failed'] = 'forward'", ""),
+    "nothing at all": ("answer.clear()", ""),
     "a kernel of nonsense": ("answer['compiled'][0]['code'] = b'tt.func public @x() {'", ""),
     "a kernel that is no text": ("answer['compiled'][0]['code'] = bytes(range(128, 256))", ""),
 }
@@ -90,9 +89,18 @@ def test_a_recording_can_be_forged(box):
 
 
 def test_what_is_no_recording_is_a_failure():
-    for data in b"", b"{}", bytes(64), b"\xff" * 64, packed({"failed": "parse"})[:-3]:
+    half = packed({"program": {}, "constants": {}, "compiled": []})[:-3]
+    for data in b"", b"{}", bytes(64), b"\xff" * 64, half, b"failed by itself 1 why", b"failed forward 1e9 why":
+        assert failed_in(data) is None
         with pytest.raises(Failed, match="makes no sense"):
             unpacked(data)
+
+
+def test_a_recorder_says_why_there_is_no_recording():
+    failed = failed_in(failure("compile", "two\nlines \ud800", 7))
+    assert (failed.stage, failed.line, str(failed)) == ("compile", 7, "two\nlines ?")
+    assert failed_in(failure("forward", "why")).line is None
+    assert len(str(failed_in(b"failed forward  " + b"\xff" * 10**7))) < 2000
 
 
 def test_values_arrive_whole():

@@ -1,6 +1,8 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
+import contextlib
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import Strategy, Trajectory, Turn, best_window, rollout, rollout_metrics
+from policy import (Kernel, Prompt, Strategy, Trajectory, Turn, best_window, play_in_waves, rollout,
+                    rollout_metrics)
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
@@ -146,6 +149,45 @@ def trajectory(*speedups, task=None, skills=()):
     reply = Completion([1], [2], [0.0], "", True)
     turns = [Turn(reply, f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s)) for s in speedups]
     return Trajectory(task or make_task(), tuple(skills), turns)
+
+
+class LateSandbox:
+    """Judges every kernel at once but for the code "late", which takes as long as nobody waits. A sampler, too."""
+
+    def __init__(self, device):
+        self.device, self.late, self.waves = device, [], []
+
+    def submit(self, pairs):
+        future = Future()
+        if pairs[0].code == "late" and self.device == "cuda":
+            self.late.append(future)
+        else:
+            future.set_result(Verdict())
+        return [future]
+
+    def wait(self, futures):
+        if self.late:
+            self.late.pop().set_result(Verdict())
+
+    def sampling(self):
+        return contextlib.nullcontext()
+
+    def write(self, prompts):
+        self.waves.append([*prompts])
+        return ((number, "reply") for number in prompts)
+
+
+@pytest.mark.parametrize("device, waves", [("cpu", [[*range(9)], [*range(9)]]),
+                                           ("cuda", [[*range(9)], [*range(1, 9)], [0]])])
+def test_with_a_gpu_a_wave_does_not_wait_for_its_last_verdicts(device, waves):
+    def play(number):
+        for code in ("late" if number == 0 else "first", "second"):
+            assert (yield Prompt([number])) == "reply"
+            assert (yield Kernel(None, code)) == Verdict()
+
+    both = LateSandbox(device)
+    assert sorted(play_in_waves(both, both, [*map(play, range(9))])) == [*range(9)]
+    assert both.waves == waves
 
 
 def test_what_metrics_say_of_rollouts():

@@ -33,12 +33,12 @@ SPARE = 1 << 30  # bytes of a GPU's memory that an idle judge may keep for its n
 class LoadedTask:
     """A task's reference, and a clock that has priced or timed it. Raises what the reference raises, and TaskError."""
 
-    def __init__(self, source, settings, secret):
+    def __init__(self, source, settings, secret, facts=None):
         self.settings, self.modelled = settings, settings["device"] == "cpu"
         # The GPU shared with others, or not, for a limited time (see `main`)
         self.gpu = functools.partial(gpu_lock, settings.get("gpu"), seconds=settings["seconds"])
         torch.set_default_dtype(torch.float32)  # another task's module may have changed it
-        self.reference = Reference(source, settings, secret)
+        self.reference = Reference(source, settings, secret, facts)
         if not self.modelled:
             torch.cuda.reset_peak_memory_stats()  # from here on it does what judging a candidate does
         with self.reference.lock():
@@ -223,15 +223,19 @@ def free(always):
         torch.cuda.empty_cache()
 
 
-def load(loaded, source, name, settings, secret) -> dict:
-    """What the trainer needs to know of a task: its blueprint, and bytes: `room` of a recording, `takes` of memory."""
+def load(loaded, source, name, facts, settings, secret) -> dict:
+    """Load a task. facts: b"", or what an earlier load has found.
+
+    Returns what the trainer needs to know: blueprint, facts, and bytes: `room` of a recording, `takes` of memory.
+    """
     try:
         before = 0 if settings["device"] == "cpu" else torch.cuda.memory_allocated()
         with gpu_lock(None, CHECK, 3 * settings["timeout"]):  # only the limit on time: see Reference.lock
-            loaded[source] = task = LoadedTask(source, settings, secret)
+            loaded[source] = task = LoadedTask(source, settings, secret, pickle.loads(facts) if facts else None)
         room = task.reference.room
         takes = room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
-        return {"blueprint": pickle.dumps(task.reference.blueprint()), "room": room, "takes": takes}
+        return {"blueprint": pickle.dumps(task.reference.blueprint()), "facts": pickle.dumps(task.reference.facts()),
+                "room": room, "takes": takes}
     except Exception as error:
         why = error if isinstance(error, TaskError) else f"the reference fails: {describe(error)[0]}"
         return {"unusable": f"{name}: {why}"}

@@ -27,7 +27,7 @@ from tasks import TaskError, elements
 
 MOST_BYTES = 256_000  # of a candidate's text
 MOST_VERDICTS = 10_000  # that are remembered
-BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
+BYTES_PER_ELEMENT = 30  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
 GPU_SECONDS = 20  # that a judge may check, or time, a candidate, without waiting for the GPU
 CLOSED = "the sandbox is closed"
 
@@ -41,6 +41,7 @@ class Entry:
     loading: int = 0  # bytes of memory that loading it may take
     room: int = 0  # bytes that a recording of a candidate may have
     blueprint: bytes = b""  # what a recorder is told of it; empty until a judge has loaded it
+    facts: bytes = b""  # what that judge has measured, for the next one that loads it
     unusable: str = ""  # why no candidate can be judged
     begun: int = 0  # candidates that have a thread
     first: threading.Lock = field(default_factory=threading.Lock)  # of the candidate that waits for a judge
@@ -72,7 +73,7 @@ class Pool:
         if self.on_gpu:
             path, free = gpu_of(settings["device"])
             self.settings |= {"seconds": GPU_SECONDS, "gpu": path}
-            self.capacity = free // 2
+            self.capacity = free * 2 // 3
         self.closed = False
         self.changed = threading.Condition()  # guards what follows, and is notified when a judge becomes idle
         self.futures = {}  # {(source, code): Future of its Verdict}
@@ -112,9 +113,9 @@ class Pool:
         with self.changed:
             for entry in self.entries.values():
                 entry.unusable = ""  # memory may have been short
+            entries = list(map(self.entry, tasks))
             if self.on_gpu and not self.closed:
-                for task in tasks:
-                    self.executor.submit(self.load_if_it_fits, self.entry(task))
+                self.executor.submit(self.load_what_fits, entries)
 
     def close(self):
         """See Sandbox.close."""
@@ -137,8 +138,7 @@ class Pool:
             entry.begun += 1
         try:
             if not entry.blueprint:
-                with self.judge_of(entry):
-                    pass
+                self.hold(entry)
             recording = self.record(entry, code)
             failed = failed_in(recording)
             return self.failed(code, failed) if failed else self.judged(entry, code, recording)
@@ -253,24 +253,31 @@ class Pool:
             count = elements(entry.source, self.capacity) if self.on_gpu else 1 << 16
             entry.loading = BYTES_PER_ELEMENT * count or self.capacity // 4
 
-    def load_if_it_fits(self, entry):
-        """Have a judge load a task, unless others would have to be dropped for it."""
-        self.estimate(entry)
+    def load_what_fits(self, entries):
+        """Have judges load tasks, the largest first, which take longest; but none that would not fit beside those."""
+        for entry in entries:
+            self.estimate(entry)
         with self.changed:
-            fits = self.used() + entry.loading <= self.capacity
-        if fits:
-            with self.judge_of(entry):
-                pass
+            room = self.capacity - self.used(self.is_needed)
+        for entry in sorted(entries, key=lambda entry: -entry.loading):
+            if entry.loading <= room:
+                room -= entry.loading
+                self.executor.submit(self.hold, entry)
+
+    def hold(self, entry):
+        """Have a judge load a task, unless one holds it."""
+        with self.judge_of(entry):
+            pass
 
     def load(self, judge, entry) -> bool:
         """Have a judge load a task. If it cannot, says so, and has it loaded alone next time, or notes why never."""
         try:
-            known = self.ask(judge, "load", entry.source, entry.name)
+            known = self.ask(judge, "load", entry.source, entry.name, entry.facts)
         except Gone as error:
             known = {"unusable": f"{entry.name}: the reference cannot be judged against ({error})"}
         with self.changed:
             if "unusable" not in known:
-                entry.blueprint, entry.room = known["blueprint"], known["room"]
+                entry.blueprint, entry.facts, entry.room = known["blueprint"], known["facts"], known["room"]
                 judge.loaded[entry] = known["takes"]
                 return True
             judge.loaded.pop(entry, None)

@@ -75,8 +75,10 @@ class Answer(NamedTuple):
 class Reference:
     """A task's reference model. Raises what its code raises, and TaskError if nothing can be compared with it."""
 
-    def __init__(self, source, settings, secret):
-        """secret: at most 64 bytes. Every seed is a keyed hash with it."""
+    FACTS = "found dtypes flip strengths notes".split()  # attributes that are measured, which takes most of the time
+
+    def __init__(self, source, settings, secret, facts=None):
+        """secret: at most 64 bytes. Every seed is a keyed hash with it. facts: `facts()` of an earlier Reference."""
         self.source, self.secret = source, secret
         self.tolerance = settings["tolerance"]
         self.device = torch.device(settings["device"])
@@ -93,8 +95,15 @@ class Reference:
             self.example = self.inputs("example", 0)
             self.domains = list(map(domain_of, self.example, self.inputs("another example", 0)))
             self.find_side_effects()
-        self.choose_perturbation()
-        self.choose_structure()
+        if facts:
+            vars(self).update(facts)
+            self.perturb_state(self.flip)
+        else:
+            self.choose_perturbation()
+            self.choose_structure()
+
+    def facts(self) -> dict:
+        return {name: getattr(self, name) for name in self.FACTS}
 
     def derive(self, *purpose) -> int:
         """A seed for one purpose."""
@@ -272,7 +281,7 @@ class Reference:
         constructed = self.measure(self.constructed)
         self.found = {False: constructed, True: constructed}
         for flip in True, False:
-            self.perturbed = {name: self.perturb(name, tensor, flip) for name, tensor in self.constructed.items()}
+            self.perturb_state(flip)
             if all(map(is_same, self.perturbed.values(), self.constructed.values())):
                 return
             with contextlib.suppress(Exception):
@@ -282,8 +291,14 @@ class Reference:
                 if sound and self.takes(0):
                     self.found[True] = errors
                     return
-        self.perturbed = self.constructed
+        self.perturb_state(None)
         self.notes.append("parameters were not perturbed: the reference fails with others")
+
+    def perturb_state(self, flip):
+        """Perturb the parameters, with half of their signs flipped or not. flip: None leaves them as constructed."""
+        self.flip, self.perturbed = flip, self.constructed
+        if flip is not None:
+            self.perturbed = {name: self.perturb(name, tensor, flip) for name, tensor in self.constructed.items()}
 
     def choose_structure(self):
         """Choose the structures of inputs, and their strengths: all of them, but for what the reference cannot take."""

@@ -40,7 +40,7 @@ class QuickPool(pool.Pool):
         self.loads += 1
         if self.fails and source[-1] == "3":
             return {"unusable": random.choice(["it cannot be used", "OutOfMemoryError"])}
-        return {"room": 9, "blueprint": b"x", "takes": random.randrange(90) if self.fails else 40}
+        return {"room": 9, "blueprint": b"x", "facts": b"", "takes": random.randrange(90) if self.fails else 40}
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The reference: which inputs trials have, how closely outputs must agree, and which tasks can be used."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ SETTINGS = {"device": "cpu", "clock": "modelled", "tolerance": 1e-4, "trials": 5
 @pytest.fixture
 def load(tmp_path):
     """load(source or task, secret): a Reference."""
-    def make(task, secret=b"0", **settings):
+    def make(task, secret=b"0", facts=None, **settings):
         given = {**SETTINGS, "scratch": str(tmp_path), **settings}
-        return Reference(getattr(task, "source", task), given, secret)
+        return Reference(getattr(task, "source", task), given, secret, facts)
     return make
 
 
@@ -111,6 +112,19 @@ def test_what_the_reference_cannot_take_is_dropped_and_said(load):
     state = "self.gate = torch.nn.Parameter(torch.zeros(1))"
     fixed = load(small_task("fixed", "return x / (self.gate == 0)", state=state))
     assert fixed.state(True) is fixed.state(False) and "not perturbed" in fixed.notes[0]
+
+
+def test_what_was_measured_is_not_measured_again(load, monkeypatch):
+    state = "self.size = torch.nn.Parameter(torch.randn(64))"
+    for body in "return x * self.size", "return x / x.norm(dim=1, keepdim=True)", "return x / (self.size < 9)":
+        task = small_task("again", body, state=state)
+        first = load(task)
+        with monkeypatch.context() as patch:
+            patch.setattr(Reference, "measure", None)
+            second = load(task, facts=pickle.loads(pickle.dumps(first.facts())))
+        assert second.notes == first.notes and second.bounds(1, True) == first.bounds(1, True)
+        assert torch.equal(second.state(True)["size"], first.state(True)["size"])
+        assert all(torch.equal(second.inputs("x", trial)[0], first.inputs("x", trial)[0]) for trial in range(5))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

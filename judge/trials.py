@@ -286,7 +286,7 @@ def scale_of(x, spread) -> tuple:
     square = float(torch.linalg.vector_norm(values, dtype=precise_type(x.dtype))) ** 2 / count
     if count == 1 or not spread:
         return 0.0, math.sqrt(square)
-    mean = precise(values).sum().item() / count
+    mean = values.sum(dtype=precise_type(x.dtype)).item() / count
     return mean, math.sqrt(max(square - abs(mean) ** 2, 0.01 * square))
 
 

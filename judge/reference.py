@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.processes import CHECK, gpu_lock
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, Bound, compare, difference, domain_of,
+from judge.trials import (MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, WIDE, Bound, compare, difference, domain_of,
                           errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary,
                           width)
 from tasks import TaskError, init_arguments
@@ -261,7 +261,7 @@ class Reference:
         self.restore(after)
         wider = []
         for bound, error, dtype in zip(bounds, errors, self.dtypes):
-            t = max(bound.t, width(error.t, dtype, self.tolerance))
+            t = max(bound.t, width(error.t, dtype, self.tolerance, WIDE))
             # Where two values tie, either may be taken.
             share = max(bound.share, min(MARGIN * error.share, MOST), 2 * error.share)
             wider.append(Bound(t, share, spread=False))

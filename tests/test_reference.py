@@ -170,6 +170,11 @@ def mean_of_blocks(x):
     return torch.nn.functional.group_norm(x, 4).view(8, 32, 32).sum(1).sum(1) / 1024
 
 
+def variance_in_one_pass(x):
+    mean = x.mean((2, 3), keepdim=True)
+    return (x - mean) / ((x * x).mean((2, 3), keepdim=True) - mean * mean + 1e-5).sqrt()
+
+
 def largest(x):
     return x.abs().amax(1, keepdim=True)
 
@@ -198,6 +203,8 @@ TWINS = {  # name: (inputs, reference, a right function, a wrong one that is rig
     "a sum of half precision inside": (
         SQUARE, "return x.to(torch.float16).sum(1, dtype=torch.float16).float()", lambda x: x.sum(1),
         lambda x: x.sum(1) * 1.05),
+    "a variance in one pass": ("torch.randn(4, 8, 32, 32)", "return torch.nn.functional.instance_norm(x)",
+                               variance_in_one_pass, lambda x: variance_in_one_pass(x) * 1.05),
     "rounding noise": ("torch.randn(8, 16, 8, 8)", NOISE, mean_of_blocks, lambda x: torch.full((8,), 1e-3)),
     "zeros for rounding noise": (
         "torch.randn(8, 16, 8, 8)", NOISE, lambda x: torch.zeros(8), lambda x: torch.full((8,), 1e-3)),

@@ -304,7 +304,7 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
 
 
 def test_of_one_steps_equal_skills_the_fastest_joins():
-    names = [("fuse", 2.0), ("row", 1.5), ("fuse", 3.0)]
+    names = [("fuse", 1.0), ("row", 1.5), ("fuse", 3.0)]
     skills = [Skill(name, "how", "general", (), f"at {x}", x) for name, x in names]
     staged = [summarizer.Proposal({}, skill) for skill in skills]
     episodes = [reinforce.Episode(None, [], staged=proposal) for proposal in staged]
@@ -313,3 +313,34 @@ def test_of_one_steps_equal_skills_the_fastest_joins():
     assert [(s.name, s.verify_speedup) for s in library.skills] == [("row", None), ("fuse", 3.0), ("row-2", 1.5)]
     assert [episode.staged for episode in episodes] == [None, *staged[1:]]
     assert [proposal.joined for proposal in staged] == [None, "row-2", "fuse"]
+
+
+def test_without_verification_a_well_formed_skill_earns_one():
+    run = SimpleNamespace(options=configure({"device": "cpu", "no_verify": True}))
+    proposals = [[summarizer.Proposal({}, Skill("s", "", "", [], ""))], [summarizer.Proposal({}, None, rejected="no")]]
+    episodes = [reinforce.Episode(None, [], [], [summarizer.Summary(None, None, None, None, None, each)])
+                for each in proposals]
+    reinforce.verify(run, episodes)
+    assert [episode.summaries[0].reward for episode in episodes] == [1.0, 0.0]
+    assert episodes[0].staged and not episodes[1].staged
+
+
+# ---- the update
+
+
+def row_of(advantage):
+    """A reply of one token, which was certain when it was sampled."""
+    return SimpleNamespace(completion=Completion([1], [2], [0.0], "", True), advantage=advantage, masked=None)
+
+
+def model_with(ratio):
+    """Under it every token is so many times as likely as when it was sampled."""
+    return SimpleNamespace(logprobs=lambda replies, temperature: [torch.tensor([ratio]).log() for _ in replies])
+
+
+@pytest.mark.parametrize("ratio, advantage, expected", [
+    (1.25, 1.0, -1.25), (1.5, 1.0, -1.28), (0.5, 1.0, -0.5), (0.85, -1.0, 0.85), (0.5, -1.0, 0.8), (1.5, -1.0, 1.5)])
+def test_the_ratio_is_clipped_at_its_own_bound_on_each_side(ratio, advantage, expected):
+    options = configure({"device": "cpu", "mrs": False})
+    loss, off = reinforce.micro_batch_loss(model_with(ratio), [[row_of(advantage)]], options)
+    assert loss.item() == pytest.approx(expected) and off == pytest.approx(abs(ratio - 1))

@@ -31,7 +31,8 @@ NAME = r"%[\w$.-]+(?:#\d+)?"
 LOCATION = re.compile(r' loc\(((?:"[^"]*"|[^()"]|\((?:[^()"]|"[^"]*")*\))*)\)')
 OPERATION = re.compile(rf'(?:({NAME}(?::\d+)?(?:, {NAME}(?::\d+)?)*) = )?"?([a-z_]\w*\.[\w.]+)"?(.*)')
 ATTRIBUTE = re.compile(r'([\w.]+) = (array<i32: [\d, ]+>|"[^"]*"|[\w.+-]+)')
-PARAMETER = re.compile(rf"({NAME}): (!?[\w.]+(?:<[^(){{]*?>+(?=[ ,)]|$))?)")
+TYPE = r"!?[\w.]+(?:<[^(){]*?>+(?=[ ,)]|$))?"
+PARAMETER = re.compile(rf"({NAME}): ({TYPE})")
 
 
 def refused(what, line=None):
@@ -90,10 +91,8 @@ class Operation:
         """Of arith.constant: true, 7, 1.5, dense<0xFF800000> (the bits of a float)."""
         kind = self.type if self.types else Type((), torch.bool)
         text = re.sub(r"^dense<(.*)>$", r"\1", self.text)
-        if text in ("true", "false"):
-            value = torch.tensor(text == "true")
-        elif not kind.dtype.is_floating_point:
-            value = torch.tensor(int(text))
+        if not kind.dtype.is_floating_point:
+            value = torch.tensor(int({"true": 1, "false": 0}.get(text, text)))
         elif text.startswith("0x"):
             value = torch.tensor(list(int(text, 16).to_bytes(8, "little")), dtype=torch.uint8)
             value = value[:kind.dtype.itemsize].view(kind.dtype)
@@ -266,23 +265,7 @@ def split_types(text):
     before, colon, signature = text.removesuffix("{").rpartition(" : ")
     if not colon or "}" in signature or signature.count("(") != signature.count(")"):
         return text, []
-    types, depth, current = [], 0, ""
-    for character in re.sub(r" (->|to|\*) ", ", ", signature) + ",":
-        depth += (character == "<") - (character == ">")
-        if character == "," and depth == 0:
-            types.append(current.strip(" ()"))
-            current = ""
-        else:
-            current += character
-    return before, types
-
-
-def names_used(operation) -> set:
-    names = set(operation.operands)
-    for region in operation.regions:
-        for inner in all_operations(region):
-            names.update(inner.operands)
-    return names
+    return before, re.findall(TYPE, signature.replace(" to ", ", "))
 
 
 def note_last_uses(block):
@@ -290,6 +273,7 @@ def note_last_uses(block):
     own = set(block.arguments).union(*(operation.results for operation in block.operations))
     later = set()
     for operation in reversed(block.operations):
-        used = names_used(operation) & own
+        inside = all_operations([Block("", [], [operation])])
+        used = own & set().union(*(each.operands for each in inside))
         operation.last_uses = list(used - later)
         later |= used

@@ -13,7 +13,9 @@ import os
 import pickle
 import resource
 import sys
+import tomllib
 import types
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import torch
@@ -31,12 +33,7 @@ from judge.verdict import Failed, describe
 COMPILE_SECONDS = 20  # of a CPU, for all kernels of a candidate
 RUN = jit.JITFunction.run  # another stands in its place
 TENSOR = torch.tensor
-H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141 << 30, "major": 9, "minor": 0,
-        "warp_size": 32, "max_threads_per_multi_processor": 2048, "L2_cache_size": 60 << 20,
-        "regs_per_multiprocessor": 65536, "shared_memory_per_multiprocessor": 228 << 10,
-        "shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": 227 << 10, "max_threads_per_block": 1024,
-        "clock_rate": 1_980_000, "memory_clock_rate": 3_201_000,
-        "memory_bus_width": 6144}  # what a candidate finds where no GPU is
+H200 = tomllib.loads(Path(__file__).with_name("h200.toml").read_text())["properties"]  # found where no GPU is
 SHARED_MEMORY = 227 << 10  # bytes that a program of a kernel may use
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from judge.program import UNWRITTEN, numbers_in, raw, tensors_in, write
+from judge.program import UNWRITTEN, copy_of, numbers_in, raw, tensors_in, write
 from judge.reference import CudaIsHere, fingerprint, state_of
 from judge.trials import is_exact
 
@@ -222,8 +222,8 @@ class Recorder(TorchDispatchMode):
                 "constants": self.constants, "returned": returned, "fixed": self.fixed}
 
 
-def record(model, inputs, blueprint):
-    """Call a model's forward CALLS times. inputs: a function that makes them; blueprint: see Reference.blueprint.
+def record(model, blueprint):
+    """Call a model's forward CALLS times. blueprint: see Reference.blueprint.
 
     Returns the Recorder of the last call and its program. Raises what the forward raises, and RuntimeError where it
     reads computed values, or where the recorded calls are not equal.
@@ -236,7 +236,7 @@ def record(model, inputs, blueprint):
     programs = []
     for _ in range(CALLS):
         recorder = Recorder(equal, blueprint["room"])
-        program = recorder.record(model, inputs(), named)
+        program = recorder.record(model, copy_of(blueprint["inputs"]), named)
         contents = {number: zlib.crc32(value.numpy()) for number, value in recorder.contents.items()
                     if identity(recorder.tensors[number]) not in recorder.written}
         programs.append(repr((program, contents)))

@@ -21,7 +21,7 @@ import torch
 
 from judge import interpreter, measured, prices
 from judge.processes import CHECK, TIME, begin_server, gpu_lock, limit, serve_forks
-from judge.program import Program, copy_of, flat, operator_of, raw, tensors_in, unpacked
+from judge.program import Program, copy_of, raw, tensors_in, unpacked
 from judge.reference import Answer, Reference, seed_torch
 from judge.trials import difference
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
@@ -139,8 +139,8 @@ class Candidate:
         self.program = Program(recording, self.reference.device, launcher, self.reference.room)
         if self.reference.shared:  # then what an output keeps from one forward to the next is the task's own state
             self.program.returned = []
-        for row in flat(self.program.rows) if task.modelled else ():
-            if row[0] == "operator" and (reason := prices.refusal(operator_of(row[1]), task.clock.called)):
+        for operator in self.program.operators.values() if task.modelled else ():
+            if reason := prices.refusal(operator, task.clock.called):
                 raise Failed(reason)
 
     def load(self, perturbed):

@@ -35,6 +35,8 @@ MOST_JSON = 2 << 20  # bytes, about 20,000 rows; as Python's objects they are up
 TORCH_NAMES = {str(value): value for value in vars(torch).values()
                if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))}
 
+MADE_OF_LISTS = {"tuple": tuple, "dict": dict, "complex": lambda parts: complex(*parts)}
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Tensors in nested values
 
@@ -76,7 +78,7 @@ def write(value, number):
     if isinstance(value, tuple):
         return {"tuple": [write(item, number) for item in value]}
     if isinstance(value, dict):
-        return {"dict": [[write(key, number), write(item, number)] for key, item in value.items()]}
+        return {"dict": [write([*item], number) for item in value.items()]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, torch.device) or str(value) in TORCH_NAMES:
@@ -93,13 +95,9 @@ def read(value, values, device=None):
     (kind, content), = value.items()
     if kind == "value":
         return values[content]
-    if kind == "tuple":
-        return tuple(read(content, values, device))
-    if kind == "dict":
-        return {key: read(item, values, device) for key, item in content}
-    if kind == "complex":
-        return complex(*content)
-    return TORCH_NAMES.get(content, device)
+    if kind == "torch":
+        return TORCH_NAMES.get(content, device)
+    return MADE_OF_LISTS[kind](read(content, values, device))
 
 
 def numbers_in(value) -> set:
@@ -141,8 +139,10 @@ def unpacked(data) -> dict:
 
 
 def operator_of(name):
-    """PyTorch's operator of a recorded "name.overload". Raises ValueError for any other attribute."""
+    """PyTorch's operator of a recorded "name.overload". Raises Failed, and ValueError for any other attribute."""
     base, overload = name.split(".")
+    if base in REFUSED:
+        raise Failed(f"aten.{base} is not supported in a recorded forward")
     operator = getattr(getattr(torch.ops.aten, base), overload)
     if not isinstance(operator, torch._ops.OpOverload):
         raise ValueError
@@ -163,19 +163,6 @@ def launches_in(rows) -> list:
     return [row[1] for row in flat(rows) if row[0] == "launch"]
 
 
-def check(rows):
-    """Look at the operators of rows once, before anything of them runs. Raises Failed, and ValueError.
-
-    Whatever passes may be wrong or slow: a number that no row has defined raises KeyError when it is used.
-    """
-    for row in flat(rows):
-        if row[0] == "operator":
-            name = row[1].split(".")[0]
-            if name in REFUSED:
-                raise Failed(f"aten.{name} is not supported in a recorded forward")
-            operator_of(row[1])
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Running it
 
@@ -184,19 +171,22 @@ class Program:
     """A recorded program on a device.
 
     kernels    the names of those that it launches, each once
+    operators  {name: operator} of those that it calls
     kept       {number: tensor} of parameters and constants, which live from one forward to the next
     """
 
     def __init__(self, recording, device, launcher, room):
-        """Raises Failed. room: bytes that its constants may take.
+        """Raises Failed, before anything of it runs. room: bytes that its constants may take.
 
+        Whatever passes may be wrong or slow: a number that no row has defined raises KeyError when it is used.
         launcher: launches compiled kernels, see judgement.Interpreted and measured.Binaries.
         """
         program = recording["program"]
-        check(program["rows"])
+        self.rows = program["rows"]
+        self.operators = {row[1]: operator_of(row[1]) for row in flat(self.rows) if row[0] == "operator"}
+        self.kernels = list(dict.fromkeys(launch["kernel"] for launch in launches_in(self.rows)))
         if sum(place[4] for place in program["constants"].values()) > room:
             raise Failed("its constants take much more memory than the task's tensors")
-        self.rows = program["rows"]
         self.inputs = program["inputs"]
         self.output = program["output"]
         self.state = program["state"]
@@ -207,7 +197,6 @@ class Program:
         self.device = torch.device(device)
         self.launcher = launcher
         self.kept, self.chosen = {}, {}  # chosen: {position of an autotuned row: its quickest configuration}
-        self.kernels = list(dict.fromkeys(launch["kernel"] for launch in launches_in(self.rows)))
         self.last_uses = {}  # {position of a row: numbers that no later one uses}
         used = {*self.inputs, *self.state.values(), *self.constants} | numbers_in(self.output)
         for position in reversed(range(len(self.rows))):
@@ -270,7 +259,7 @@ class Program:
 
     def operator(self, row, values, poison, observer):
         _, name, args, kwargs, results = row
-        func, name = operator_of(name), name.split(".")[0]
+        func, name = self.operators[name], name.split(".")[0]
         args, kwargs = read(args, values, self.device), read(kwargs, values, self.device)
         with observer or contextlib.nullcontext():
             out = func(*args, **kwargs)

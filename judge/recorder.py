@@ -26,7 +26,7 @@ from triton.runtime import autotuner, driver, jit
 
 from judge.forward import PretendCuda, Recorder, launch, launch_tuned, record
 from judge.processes import begin_server, serve_orders
-from judge.program import TORCH_NAMES, launches_in, packed
+from judge.program import launches_in, packed
 from judge.reference import load_module, seed_everything
 from judge.verdict import Failed, describe
 
@@ -174,13 +174,6 @@ def compile_error(error, kernel, text):
 # One candidate
 
 
-def without_values(entry):
-    """An input from the blueprint."""
-    if "value" in entry:
-        return entry["value"]
-    return torch.empty_strided(entry["shape"], entry["stride"], dtype=TORCH_NAMES[entry["dtype"]], device="meta")
-
-
 def answer(order) -> bytes:
     """The recording of a candidate. order: (its text, its task's blueprint), pickled by the trainer."""
     text, blueprint = pickle.loads(order)
@@ -195,7 +188,7 @@ def answer(order) -> bytes:
             stage = "forward"
             seed_everything(blueprint["seed"])
             model = module.ModelNew(*blueprint["arguments"], **blueprint["keywords"])
-        recorder, program = record(model, lambda: list(map(without_values, blueprint["inputs"])), blueprint)
+        recorder, program = record(model, blueprint)
         program["fixed"] |= constructor.reads_parameters
         compiled = [description(result, "gpu" in blueprint) for result in compile_all(recorder, text)]
         return packed({"program": program, "constants": recorder.contents, "compiled": compiled})
@@ -214,7 +207,7 @@ def warm(x):
 def warm_up():
     """Record and compile something: forks of this process find imported and loaded what that takes."""
     pretend_gpu(H200)
-    record(torch.nn.Linear(1, 1), lambda: [torch.empty(1, 1, device="meta")], {"state": {}, "room": 1 << 20})
+    record(torch.nn.Linear(1, 1), {"inputs": [torch.empty(1, 1, device="meta")], "state": {}, "room": 1 << 20})
     RUN(warm, 1.0, grid=None, warmup=True)
     Recorder.active = None
 

@@ -7,7 +7,9 @@ programs have the same value.
 import math
 import operator
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy
 import torch
@@ -16,6 +18,7 @@ from judge.ir import refused, type_of
 from judge.verdict import Failed
 
 BYTES = 40  # bits of a pointer that count bytes; above them stands the number of a storage
+TABLES = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # memory is read and written as plain bits
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -60,23 +63,16 @@ def fused(a, b, c):
     return (a.double() * b.double() + c.double()).to(c.dtype)
 
 
-ELEMENTWISE = {
-    "arith.addf": torch.add, "arith.subf": torch.sub, "arith.mulf": torch.mul, "arith.divf": torch.div,
-    "tt.precise_divf": torch.div, "arith.remf": torch.fmod, "arith.negf": torch.neg, "math.fma": fused,
-    "arith.maxnumf": torch.fmax, "arith.minnumf": torch.fmin,  # these two ignore NaN, the next two keep it
-    "arith.maximumf": torch.maximum, "arith.minimumf": torch.minimum,
-    "tt.clampf": lambda x, low, high: torch.fmin(torch.fmax(x, low), high),
-    "arith.addi": add, "arith.subi": torch.sub, "arith.muli": torch.mul, "tt.mulhiui": high_product,
-    "arith.divsi": quotient, "arith.remsi": lambda a, b: a - quotient(a, b) * b,
-    "arith.divui": unsigned(numpy.floor_divide), "arith.remui": unsigned(numpy.remainder),
-    "arith.maxsi": torch.maximum, "arith.minsi": torch.minimum,
-    "arith.maxui": unsigned(numpy.maximum), "arith.minui": unsigned(numpy.minimum),
-    "arith.andi": torch.bitwise_and, "arith.ori": torch.bitwise_or, "arith.xori": torch.bitwise_xor,
-    "arith.shli": torch.bitwise_left_shift, "arith.shrsi": torch.bitwise_right_shift,
-    "arith.shrui": unsigned(numpy.right_shift),
-    "tt.precise_sqrt": torch.sqrt, "math.absf": torch.abs, "math.absi": torch.abs}
-for name in "exp exp2 log log2 sqrt rsqrt sin cos erf tanh floor ceil".split():
-    ELEMENTWISE[f"math.{name}"] = getattr(torch, name)
+def functions(table, package) -> dict:
+    """{name in Triton's IR or in libdevice: function} of a table of operations.toml."""
+    return {name: operator.attrgetter(path)(package) for name, path in TABLES[table].items()}
+
+
+ELEMENTWISE = functions("elementwise", torch) | {
+    "arith.addi": add, "arith.divsi": quotient, "arith.remsi": lambda a, b: a - quotient(a, b) * b,
+    "tt.clampf": lambda x, low, high: torch.fmin(torch.fmax(x, low), high), "math.fma": fused,
+    "tt.mulhiui": high_product,
+    **{name: unsigned(function) for name, function in functions("unsigned", numpy).items()}}
 
 CASTS = {"arith.sitofp", "arith.uitofp", "arith.extsi", "arith.extui", "arith.trunci", "arith.extf", "arith.truncf",
          "arith.fptosi", "arith.fptoui", "tt.fp_to_fp"}
@@ -171,13 +167,9 @@ def atomic(kind, cells, index, values, compared=None, ordered=True):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# CUDA's libdevice: functions by their names in it, without "__nv_", "fast_" and the letters of a type
+# CUDA's libdevice
 
 ROUNDINGS = {"rd": torch.floor, "ru": torch.ceil, "rn": torch.round, "rz": torch.trunc}
-LIBDEVICE = {name: getattr(torch, name) for name in (
-    "abs acos acosh add asin asinh atan atan2 atanh ceil copysign cos cosh div erf erfc erfinv exp exp2 expm1 floor "
-    "fmax fmin fmod hypot isinf isnan ldexp lgamma log log10 log1p log2 mul nextafter pow rsqrt signbit sin sinh sqrt "
-    "sub tan tanh trunc").split()}
 
 
 def round_half_away(x):
@@ -189,18 +181,14 @@ def leading_zeros(x):
     return sum(x >> i == 0 for i in range(8 * x.itemsize))
 
 
-LIBDEVICE |= {
-    "fabs": torch.abs, "llabs": torch.abs, "finite": torch.isfinite, "isfinite": torch.isfinite,
-    "rint": torch.round, "nearbyint": torch.round, "llrint": torch.round, "round": round_half_away,
-    "llround": round_half_away, "cbrt": lambda x: torch.copysign(x.abs() ** (1 / 3), x),
-    "rcbrt": lambda x: torch.copysign(x.abs() ** (-1 / 3), x), "exp10": lambda x: 10 ** x, "rcp": torch.reciprocal,
-    "fdivide": torch.div, "powi": torch.pow, "fma": fused, "fdim": lambda a, b: (a - b).clamp(min=0),
-    "saturate": lambda x: x.clamp(0, 1), "scalbn": torch.ldexp, "tgamma": lambda x: torch.exp(torch.lgamma(x)),
-    "remainder": lambda a, b: a - b * torch.round(a / b), "sinpi": lambda x: torch.sin(math.pi * x),
-    "cospi": lambda x: torch.cos(math.pi * x), "normcdf": torch.special.ndtr, "normcdfinv": torch.special.ndtri,
-    "erfcx": torch.special.erfcx, "erfcinv": lambda x: torch.erfinv(1 - x), "j0": torch.special.bessel_j0,
-    "j1": torch.special.bessel_j1, "cyl_bessel_i0": torch.special.i0, "cyl_bessel_i1": torch.special.i1,
-    "umulhi": high_product, "umul64hi": high_product, "clz": leading_zeros, "popc": unsigned(numpy.bitwise_count),
+LIBDEVICE = functions("libdevice", torch) | {
+    "round": round_half_away, "llround": round_half_away, "cbrt": lambda x: torch.copysign(x.abs() ** (1 / 3), x),
+    "rcbrt": lambda x: torch.copysign(x.abs() ** (-1 / 3), x), "exp10": lambda x: 10 ** x,
+    "fma": fused, "fdim": lambda a, b: (a - b).clamp(min=0), "saturate": lambda x: x.clamp(0, 1),
+    "tgamma": lambda x: torch.exp(torch.lgamma(x)), "remainder": lambda a, b: a - b * torch.round(a / b),
+    "sinpi": lambda x: torch.sin(math.pi * x), "cospi": lambda x: torch.cos(math.pi * x),
+    "erfcinv": lambda x: torch.erfinv(1 - x), "umulhi": high_product, "umul64hi": high_product,
+    "clz": leading_zeros, "popc": unsigned(numpy.bitwise_count),
     "ffs": unsigned(lambda x: numpy.bitwise_count(x ^ (x - 1)) * (x != 0))}
 
 

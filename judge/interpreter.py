@@ -242,16 +242,16 @@ class Run:
         return [result.expand(inner.programs).view(values[0].shape) for result in results]
 
     def begin_reduction(self, operation, values):
-        """(values with the reduced dimension first, that dimension). Each element meets the function once."""
+        """The values with the reduced dimension first. Each element meets the function once."""
         axis = operation.integer("axis") + 1
         instructions = len(list(all_operations(operation.regions[0]))) - 1  # the last one hands on
         self.count(values[0], max(1, instructions) * (ACROSS_COST if axis < values[0].dim() - 1 else 1))
         values = torch.broadcast_tensors(*values)  # some may be the same in all programs
-        return [value.movedim(axis, 0).contiguous() for value in values], axis
+        return [value.movedim(axis, 0).contiguous() for value in values]
 
     def tt_reduce(self, operation, *values):
         """Halves are joined until one is left."""
-        values, _ = self.begin_reduction(operation, values)
+        values = self.begin_reduction(operation, values)
         while len(values[0]) > 1:
             half = len(values[0]) // 2
             halves = [value[:half] for value in values] + [value[half:] for value in values]
@@ -260,7 +260,7 @@ class Run:
 
     def tt_scan(self, operation, *values):
         """In each round an element takes in what the one `distance` before it has gathered."""
-        values, axis = self.begin_reduction(operation, values)
+        values = self.begin_reduction(operation, values)
         dimensions = [0] if operation.attributes.get("reverse") == "true" else []
         values = [value.flip(dimensions) for value in values]
         distance = 1
@@ -269,7 +269,7 @@ class Run:
             joined = self.elementwise(operation.regions[0], both)
             values = [torch.cat([value[:distance], new]) for value, new in zip(values, joined)]
             distance *= 2
-        return [value.flip(dimensions).movedim(0, axis) for value in values]
+        return [value.flip(dimensions).movedim(0, operation.integer("axis") + 1) for value in values]
 
     def tt_map_elementwise(self, operation, *values):
         self.count(values[0], len(list(all_operations(operation.regions[0]))))
@@ -320,9 +320,7 @@ class Run:
         loaded = torch.empty(addresses.numel() if mask is None else int(mask.sum()), dtype=bits)
         for cells, here, index in self.access("load", operation, dtype.itemsize, addresses, mask):
             loaded[here] = cells[index]
-        if mask is None:
-            return [loaded.view(dtype).view(addresses.shape)]
-        return [other.contiguous().view(bits).masked_scatter(mask, loaded).view(dtype)]
+        return [placed(loaded, mask, other.view(bits)).view(dtype)]
 
     def tt_store(self, operation, pointers, value, mask=None):
         addresses, mask, value = self.lanes(False, pointers, mask, value)
@@ -346,9 +344,7 @@ class Run:
         for cells, here, index in self.access("store", operation, dtype.itemsize, addresses, mask):
             those = [value[here] for value in values]
             found[here] = atomic(kind, cells.view(dtype), index, *those, ordered=self.kernel.in_order)
-        if mask is None:
-            return [found.view(addresses.shape)]
-        return [torch.zeros(addresses.shape, dtype=dtype).masked_scatter(mask, found)]
+        return [placed(found, mask, torch.zeros(addresses.shape, dtype=dtype))]
 
     def tt_make_tensor_descriptor(self, operation, base, *sizes):
         half = len(sizes) // 2
@@ -402,6 +398,11 @@ class Run:
 def chosen(value, mask):
     """The elements of a value, in one dimension."""
     return value.reshape(-1) if mask is None else value[mask]
+
+
+def placed(elements, mask, others):
+    """The inverse: the elements in the shape of others, which stand where the mask is false."""
+    return elements.view(others.shape) if mask is None else others.masked_scatter(mask, elements)
 
 
 # {name of an operation: the method that is named after it}

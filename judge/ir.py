@@ -178,20 +178,17 @@ class Parser:
     def __init__(self, text):
         if len(text) > LONGEST or any(len(line) > LONGEST_LINE for line in text.split("\n")):
             raise refused("a kernel of such length")
-        self.lines, self.locations = [], {}
+        self.locations = {}
         for line in text.split("\n"):
             if line.startswith("#loc"):
                 name, _, place = line.partition(" = loc(")
                 self.locations[name] = place
-            elif line.strip():
-                self.lines.append(line.strip())
-        self.position = 0
+        self.lines = filter(None, map(str.strip, text.split("\n")))  # an iterator: each line is read once
 
     def functions(self) -> dict:
         functions = {}
-        while self.position < len(self.lines):
-            line = LOCATION.sub("", self.lines[self.position])
-            self.position += 1
+        for line in self.lines:
+            line = LOCATION.sub("", line)
             header = re.match(r"tt\.func (\w+ )?@\"?([\w$.<>, ]+)\"?\(", line)
             if header:
                 blocks, _ = self.region(0)
@@ -203,24 +200,22 @@ class Parser:
         if depth > DEEPEST:
             raise refused("such deep nesting")
         blocks = [Block("", [])]
-        while not self.lines[self.position].startswith("}"):
-            line = LOCATION.sub("", self.lines[self.position])
-            if not line.startswith("^"):
-                blocks[-1].operations.append(self.operation(depth))
-                continue
-            if not blocks[-1].operations:
-                blocks.pop()
-            blocks.append(Block(re.match(r"\^\w+", line)[0], [name for name, _ in PARAMETER.findall(line)]))
-            self.position += 1
-        if len(blocks) == 1:  # another block could use its values, too
-            note_last_uses(blocks[0])
-        self.position += 1
-        return blocks, LOCATION.sub("", self.lines[self.position - 1])
+        for raw in self.lines:
+            line = LOCATION.sub("", raw)
+            if line.startswith("}"):
+                if len(blocks) == 1:  # another block could use its values, too
+                    note_last_uses(blocks[0])
+                return blocks, line
+            if line.startswith("^"):
+                if not blocks[-1].operations:
+                    blocks.pop()
+                blocks.append(Block(re.match(r"\^\w+", line)[0], [name for name, _ in PARAMETER.findall(line)]))
+            else:
+                blocks[-1].operations.append(self.operation(raw, line, depth))
+        raise ValueError("a region without an end")
 
-    def operation(self, depth) -> Operation:
-        raw = self.lines[self.position]
-        self.position += 1
-        line = LOCATION.sub("", raw)
+    def operation(self, raw, line, depth) -> Operation:
+        """raw: the line with its location"""
         results, name, rest = OPERATION.fullmatch(line).groups()
         text, types = split_types(rest)
         operation = Operation(name, result_names(results or ""), re.findall(NAME, re.sub('"[^"]*"', "", text)),
@@ -231,12 +226,13 @@ class Parser:
             operation.regions.append(blocks)
         if line.endswith("({"):
             operation.types = split_types(closing)[1]
-        names, body = operation.operands, operation.regions[0][0] if operation.regions else None
+        names = operation.operands
         if name == "scf.for":  # %i = %low to %high step %step iter_args(%inside = %outside, ...)
-            body.arguments = [names[0], *names[4::2]]
+            operation.regions[0][0].arguments = [names[0], *names[4::2]]
             operation.operands = [*names[1:4], *names[5::2]]
         elif name == "scf.while":  # (%inside = %outside, ...)
-            body.arguments, operation.operands = names[0::2], names[1::2]
+            operation.regions[0][0].arguments = names[0::2]
+            operation.operands = names[1::2]
         return operation
 
     def line_of(self, text, depth=0) -> int | None:

@@ -351,15 +351,13 @@ class Clock:
 
     @torch.no_grad()
     def time(self, program, perturbed, verdict):
-        """Time a recorded program against the reference, with perturbed parameters if it can take them."""
+        """Time batches of a recorded program and of the reference, with perturbed parameters if it can take them.
+
+        Enters the result. Raises Failed if a timed call gives another result.
+        """
         self.perturbed = perturbed
         state = self.reference.state(perturbed)
         side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state))
-        self.measure(side, verdict)
-
-    @torch.no_grad()
-    def measure(self, side, verdict):
-        """Time batches of both sides and enter the result. Raises Failed if a timed call gives another result."""
         timing, chance = Timing(), random.Random(os.urandom(16))
         graphs = side.capture() and bool(self.side.graphs)
         limits = loose(self.reference.bounds(0, self.perturbed))

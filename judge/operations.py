@@ -221,10 +221,9 @@ def gather(operation, source, index):
     return source.gather(operation.integer("axis") + 1, index.long())
 
 
-def histogram(operation, values, mask=None):
+def histogram(operation, values, mask=True):
     bins = operation.type.shape[0]
-    inside = (values >= 0) & (values < bins)
-    inside = inside if mask is None else inside & mask
+    inside = (values >= 0) & (values < bins) & mask
     counted = torch.zeros(len(inside), bins, dtype=operation.type.dtype)
     return counted.scatter_add(1, values.long().clamp(0, bins - 1).expand(inside.shape), inside.to(counted.dtype))
 

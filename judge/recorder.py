@@ -153,10 +153,9 @@ def check_limits(metadata, grid):
 def description(result, on_gpu) -> dict:
     """What the judge needs to launch a kernel: with a GPU its machine code, without one the text of Triton's IR."""
     metadata = result.metadata
-    if not on_gpu:
-        return {"name": metadata.name, "code": str(result.asm["ttir"]).encode()}
-    return {"name": metadata.name, "code": result.asm["cubin"], "shared": metadata.shared,
-            "scratch": metadata.global_scratch_size, "num_warps": metadata.num_warps, "num_ctas": metadata.num_ctas}
+    code = result.asm["cubin"] if on_gpu else str(result.asm["ttir"]).encode()
+    return {"name": metadata.name, "code": code, "shared": metadata.shared, "scratch": metadata.global_scratch_size,
+            "num_warps": metadata.num_warps, "num_ctas": metadata.num_ctas}
 
 
 def compile_error(error, kernel, text):

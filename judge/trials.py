@@ -159,7 +159,8 @@ def vary(x, domain, trial, start, strengths):
             # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
             exponent = torch.where(uniform < 0.5, 0.15 + 0.7 * uniform, 1.0)
             part.copy_(STRUCTURES[name](partly_sorted(part), domain.kind, strengths[name] ** exponent))
-    turned.copy_(rows.view(turned.shape))
+    if rows.data_ptr() != result.data_ptr():
+        turned.copy_(rows.view(turned.shape))
     if domain.sparse:
         result = torch.where(x == 0, x, result)
     if domain.whole:

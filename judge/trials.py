@@ -23,7 +23,6 @@ small values of an output that has far larger ones.
 import math
 from typing import NamedTuple
 
-import numpy
 import torch
 
 STRENGTH, WEAK = 30.0, 3.0  # of a structure; the latter where the reference cannot take the former
@@ -236,7 +235,7 @@ def compare(expected, got, bounds):
         errors = errors_of(x, y, spread, UNITS)
         count = int((errors > t).sum())
         if count > share * x.numel():
-            place = tuple(map(int, numpy.unravel_index(int(errors.argmax()), x.shape)))
+            place = tuple(map(int, torch.unravel_index(errors.argmax(), x.shape)))
             return (f"wrong values: {max(count / x.numel(), 0.01):.0%} of {name} {list(x.shape)}, worst at "
                     f"{list(place)}: expected {x[place].item():.4g}, got {y[place].item():.4g}")
     return None

@@ -78,10 +78,8 @@ def launch(kernel, grid, arguments) -> Counts:
 
 def merge(condition, yes, no):
     """The values of the way that each program took."""
-    merged = []
-    for a, b in zip(yes, no, strict=True):
-        merged.append(a if a is b or isinstance(a, Descriptor) else select(condition, a, b))
-    return merged
+    pairs = zip(yes, no, strict=True)
+    return [a if a is b or isinstance(a, Descriptor) else select(condition, a, b) for a, b in pairs]
 
 
 class Run:

@@ -154,11 +154,8 @@ def parse_kernel(text, known) -> Kernel:
 
 def examine(kernel, operations, known):
     """Note what the operations of one of a kernel's functions say about the kernel."""
-    used, used_otherwise = set(), set()
-    for operation in operations:
-        used.update(operation.operands)
-        if operation.name != "tt.dot":
-            used_otherwise.update(operation.operands)
+    used_otherwise = set().union(*(operation.operands for operation in operations if operation.name != "tt.dot"))
+    used = used_otherwise.union(*(operation.operands for operation in operations))
     kernel.for_products |= used - used_otherwise
     for operation in operations:
         if operation.name not in known:

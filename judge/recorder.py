@@ -124,14 +124,12 @@ def compile_launch(entry, call, compiled, text):
     except Exception as error:
         raise compile_error(error, kernel, text) from None
     entry["compiled"] = compiled.setdefault(result, len(compiled))
-    arguments = []
-    for name, kind in result.src.signature.items():
-        arguments += taken(kind, entry["arguments"][name])
-    entry["arguments"] = arguments
+    kinds = result.src.signature
+    entry["arguments"] = taken(tuple(kinds.values()), {"tuple": [entry["arguments"][name] for name in kinds]})
 
 
 def taken(kind, value) -> list:
-    """[[type, value]] of what a compiled kernel takes of a parameter. kind: its type; a tuple has several."""
+    """[[type, value]] of what a compiled kernel takes of a parameter. kind: its type; of a tuple, or of all, several."""
     if isinstance(kind, tuple):
         return sum(map(taken, kind, value["tuple"]), [])
     if kind == "constexpr":

@@ -57,20 +57,16 @@ def domain_of(x, other) -> Domain:
         return Domain("fixed")
     low = float(x.min())
     high = float(x.max())
-    size = float(x.abs().max())
     whole = torch.equal(x, x.round())
     if whole and 0 <= low and high <= 1:
         return Domain("fixed")
     sums = low >= 0 and bool((x.sum(-1, dtype=torch.float32) - 1).abs().max() < 2e-3)
-    if low < 0:
-        kind = "negative" if high <= 0 else "signed"
-    elif sums:
-        kind = "sums"
-    else:
-        kind = "unit" if high <= 1 else "positive"
+    kinds = {"sums": sums, "negative": low < 0 and high <= 0, "signed": low < 0, "unit": high <= 1, "positive": True}
+    kind = next(kind for kind, holds in kinds.items() if holds)
+    zero = not sums and float(x.abs().min()) < 0.01 * max(-low, high)
     sparse = int((x == 0).sum()) > 0.05 * x.numel()
     symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
-    return Domain(kind, not sums and float(x.abs().min()) < 0.01 * size, sparse, whole, symmetric)
+    return Domain(kind, zero, sparse, whole, symmetric)
 
 
 def up(x, kind, amount):

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 import torch
 
 from judge.ir import Kernel, all_operations, parse_kernel, refused, type_of
-from judge.operations import (BITS, ELEMENTWISE, SAME_SHAPES, SIMPLE, Descriptor, Memory, atomic, check_shapes, dot,
-                              select)
+from judge.operations import BITS, SAME_SHAPES, SIMPLE, Descriptor, Memory, atomic, check_shapes, dot, select
 from judge.prices import ACROSS_COST, DOT_COST, INSTRUCTION_COST, SECTOR
 from judge.verdict import Failed, describe
 
@@ -171,10 +170,7 @@ class Run:
             return METHODS[name](self, operation, *operands)
         if name in SAME_SHAPES:
             check_shapes(operands)
-        if name in ELEMENTWISE:
-            result = ELEMENTWISE[name](*operands).to(operands[-1].dtype)
-        else:
-            result = SIMPLE[name](operation, *operands)
+        result = SIMPLE[name](operation, *operands)
         self.count(result, INSTRUCTION_COST.get(name, 1))
         return [result]
 
@@ -405,4 +401,4 @@ def placed(elements, mask, others):
 
 # {name of an operation: the method that is named after it}
 METHODS = {name.replace("_", ".", 1): method for name, method in vars(Run).items() if name.startswith(("tt_", "scf_"))}
-KNOWN = {*METHODS, *SIMPLE, *ELEMENTWISE, *TERMINATORS, *IGNORED}
+KNOWN = {*METHODS, *SIMPLE, *TERMINATORS, *IGNORED}

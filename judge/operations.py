@@ -55,10 +55,6 @@ def high_product(a, b):
 # Operations, element by element
 
 
-def add(a, b):
-    return a ^ b if a.dtype == torch.bool else a + b
-
-
 def fused(a, b, c):
     return (a.double() * b.double() + c.double()).to(c.dtype)
 
@@ -69,7 +65,8 @@ def functions(table, package) -> dict:
 
 
 ELEMENTWISE = functions("elementwise", torch) | {
-    "arith.addi": add, "arith.divsi": quotient, "arith.remsi": lambda a, b: a - quotient(a, b) * b,
+    "arith.addi": lambda a, b: a ^ b if a.dtype == torch.bool else a + b,
+    "arith.divsi": quotient, "arith.remsi": lambda a, b: a - quotient(a, b) * b,
     "tt.clampf": lambda x, low, high: torch.fmin(torch.fmax(x, low), high), "math.fma": fused,
     "tt.mulhiui": high_product,
     **{name: unsigned(function) for name, function in functions("unsigned", numpy).items()}}
@@ -109,9 +106,8 @@ def compare(predicate, a, b):
 
 def check_shapes(values):
     """Raise ValueError unless blocks have one shape. PyTorch would broadcast, and a forged text fill the memory."""
-    for value in values:
-        if value.shape[1:] != values[0].shape[1:]:
-            raise ValueError("shapes of operands")
+    if any(value.shape[1:] != values[0].shape[1:] for value in values):
+        raise ValueError("shapes of operands")
 
 
 def select(condition, a, b):
@@ -236,6 +232,11 @@ def bitcast(operation, value):
     return value if operation.type.pointee else value.contiguous().view(operation.type.dtype)
 
 
+def same_type(function):
+    """An operation whose result has the type of its last operand, from a function of the operands."""
+    return lambda operation, *values: function(*values).to(values[-1].dtype)
+
+
 def extern(operation, *values):
     return libdevice(operation.attributes["symbol"].strip('"'))(*values).to(operation.type.dtype)
 
@@ -250,13 +251,14 @@ SIMPLE = {
     "tt.unsplat": lambda operation, x: x.reshape(-1),
     "tt.expand_dims": lambda operation, x: x.unsqueeze(operation.integer("axis") + 1),
     "tt.join": lambda operation, *both: torch.stack(torch.broadcast_tensors(*both), -1),
-    "tt.cat": lambda operation, *both: torch.cat(torch.broadcast_tensors(*both), 1), "tt.gather": gather, "tt.histogram": histogram, "tt.addptr": add_pointer,
-    "tt.bitcast": bitcast, "arith.bitcast": bitcast, "tt.ptr_to_int": lambda operation, x: x,
-    "tt.int_to_ptr": lambda operation, x: x, "tt.extern_elementwise": extern,
-    "arith.cmpi": lambda operation, a, b: compare(operation.word, a, b),
-    "arith.cmpf": lambda operation, a, b: compare(operation.word, a, b),
+    "tt.cat": lambda operation, *both: torch.cat(torch.broadcast_tensors(*both), 1),
+    "tt.gather": gather, "tt.histogram": histogram, "tt.addptr": add_pointer, "tt.extern_elementwise": extern,
     "arith.select": lambda operation, condition, a, b: select(condition, a, b),
-    **dict.fromkeys(CASTS, lambda operation, x: convert(operation.name, x, operation.type.dtype))}
+    **dict.fromkeys(("tt.bitcast", "arith.bitcast"), bitcast),
+    **dict.fromkeys(("tt.ptr_to_int", "tt.int_to_ptr"), lambda operation, x: x),
+    **dict.fromkeys(("arith.cmpi", "arith.cmpf"), lambda operation, a, b: compare(operation.word, a, b)),
+    **dict.fromkeys(CASTS, lambda operation, x: convert(operation.name, x, operation.type.dtype)),
+    **{name: same_type(function) for name, function in ELEMENTWISE.items()}}
 SAME_SHAPES = {*ELEMENTWISE, "arith.cmpi", "arith.cmpf", "tt.addptr", "tt.join"}
 
 

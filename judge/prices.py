@@ -1,9 +1,9 @@
 """The modelled clock's prices: what each step of a forward would take on a GPU that is not there.
 
 An operator of PyTorch takes LAUNCH_MS + bytes / BANDWIDTH. It moves its operands and results once, times a factor from
-h200.toml; a product or convolution also takes FLOPs / PEAK, by torch.utils.flop_counter, times its factor. What a Triton
-kernel moves and computes is counted while it is interpreted (interpreter.py), with h200.toml's costs of instructions:
-LAUNCH_MS + max(bytes / BANDWIDTH, FLOPs / PEAK) + FLOPs of tl.dot / PEAK, see `launch_milliseconds`.
+h200.toml; a product or convolution also takes FLOPs / PEAK, by torch.utils.flop_counter, times its factor. What a
+Triton kernel moves and computes is counted while it is interpreted (interpreter.py), with the costs of instructions
+from h200.toml: LAUNCH_MS + max(bytes / BANDWIDTH, FLOPs / PEAK) + FLOPs of tl.dot / PEAK, see `launch_milliseconds`.
 
 The device is one 256th of an H200: problems on the CPU are 256 times smaller than on the GPU (tasks.py), and a launch
 keeps its full price. So launches, bytes and FLOPs keep the proportions that they have on the card. Parameters are not

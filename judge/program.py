@@ -19,6 +19,7 @@ does not fit.
 
 import contextlib
 import copy
+import itertools
 import json
 
 import safetensors.torch
@@ -152,11 +153,7 @@ def operator_of(name):
 def flat(rows):
     """Yields rows, and in place of an autotuned kernel's row those of its configurations."""
     for row in rows:
-        if row[0] == "tuned":
-            for configuration in row[1]:
-                yield from flat(configuration)
-        else:
-            yield row
+        yield from flat(itertools.chain(*row[1])) if row[0] == "tuned" else [row]
 
 
 def launches_in(rows) -> list:

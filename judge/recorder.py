@@ -129,7 +129,7 @@ def compile_launch(entry, call, compiled, text):
 
 
 def taken(kind, value) -> list:
-    """[[type, value]] of what a compiled kernel takes of a parameter. kind: its type; of a tuple, or of all, several."""
+    """[[type, value]] of what a compiled kernel takes of a parameter. kind: its type; a tuple's types as a tuple."""
     if isinstance(kind, tuple):
         return sum(map(taken, kind, value["tuple"]), [])
     if kind == "constexpr":

@@ -13,10 +13,10 @@ import zlib
 import torch
 import triton.language as tl
 from torch._prims_common import suggest_memory_format
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from judge.program import UNWRITTEN, copy_of, numbers_in, raw, tensors_in, write
+from judge.program import UNWRITTEN, Mode, copy_of, numbers_in, raw, tensors_in, write
 from judge.reference import CudaIsHere, fingerprint, state_of
 from judge.trials import is_exact
 
@@ -80,14 +80,13 @@ def identity(tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Mode):
     """While active, writes each operator and each launch of a forward into `rows`.
 
     equal: {name: tensor} of the parameters and buffers that are as the reference's. room: bytes for constants.
     """
 
     active = None  # the recorder of the forward that runs
-    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
     def __init__(self, equal, room):
         super().__init__()

@@ -14,11 +14,10 @@ import struct
 import time
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from judge.trials import compare, loose, named
-from judge.program import bytes_in, copy_of, tensors_in
+from judge.program import Mode, bytes_in, copy_of, tensors_in
 from judge.verdict import Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement
@@ -141,10 +140,8 @@ def paused(call, pause=PAUSE) -> float:
     return start.elapsed_time(end)
 
 
-class Steps(TorchDispatchMode):
+class Steps(Mode):
     """An observer for program.Program.run: CUDA events around each operator and each launch."""
-
-    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
     def __init__(self):
         super().__init__()

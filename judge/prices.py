@@ -20,10 +20,9 @@ import tomllib
 from pathlib import Path
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from judge.program import address, bytes_in, copy_of, tensors_in
+from judge.program import Mode, address, bytes_in, copy_of, tensors_in
 from judge.reference import state_of
 from judge.verdict import set_roofline
 from tasks import GPU_BATCH_FACTOR
@@ -113,7 +112,7 @@ def launch_milliseconds(counter, parameters=()):
     return LAUNCH_MS + max(busy * max(1, FEWEST_PROGRAMS / programs), programs / PROGRAMS)
 
 
-class Operators(TorchDispatchMode):
+class Operators(Mode):
     """While active, prices every ATen call. `events` collects [milliseconds, label, own kernel?], `flops` the FLOPs,
     `called` the names of what was called. Under no_grad: it has to see what composite operators are made of.
 
@@ -121,8 +120,6 @@ class Operators(TorchDispatchMode):
     parameters counts as a parameter; a storage that anything else is written to no longer does.
     launcher: of a candidate's kernels, where this is the observer of a program.Program.run.
     """
-
-    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
     def __init__(self, parameters, launcher=None):
         super().__init__()

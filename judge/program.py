@@ -24,6 +24,7 @@ import json
 
 import safetensors.torch
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.verdict import Failed
@@ -164,6 +165,12 @@ def launches_in(rows) -> list:
 # Running it
 
 
+class Mode(TorchDispatchMode):
+    """While active, sees each operator that PyTorch calls."""
+
+    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
+
+
 class Program:
     """A recorded program on a device.
 
@@ -225,7 +232,7 @@ class Program:
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
         poison: what memory that no row has written holds: "nan", or "random" bytes; "noise", which is finite, where
         kernels are left out; None: whatever is there.
-        observer: a dispatch mode that sees each operator, and whose `launch` does each launch; see prices.Operators.
+        observer: a Mode, whose `launch` does each launch; see prices.Operators.
         """
         values = self.kept | dict(zip(self.inputs, inputs, strict=True))
         for number in self.returned:  # new memory in each forward: what an earlier one has left there does not count

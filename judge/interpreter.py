@@ -34,7 +34,6 @@ MOST_WORK = 1e10  # elements that a launch may compute: about 10 s of an idle co
 OVERHEAD = 20_000  # elements: an operation takes as long by itself
 TERMINATORS = {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return",
                "tt.map_elementwise.return", "cf.br", "cf.cond_br"}
-IGNORED = "tt.print", "tt.assert", "llvm.intr.assume", "gpu.barrier", "ttg.barrier"
 
 
 @dataclass
@@ -399,5 +398,5 @@ def placed(elements, mask, others):
 
 # {name of an operation: the method that is named after it}
 METHODS = {name.replace("_", ".", 1): method for name, method in vars(Run).items() if name.startswith(("tt_", "scf_"))}
-METHODS |= dict.fromkeys(IGNORED, lambda *_: [])
+METHODS |= dict.fromkeys(("tt.print", "tt.assert", "llvm.intr.assume", "gpu.barrier", "ttg.barrier"), lambda *_: [])
 KNOWN = {*METHODS, *SIMPLE, *TERMINATORS}

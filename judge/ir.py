@@ -247,8 +247,7 @@ class Parser:
 def result_names(text) -> list:
     """"%a, %b" are two results; "%c:2" are %c#0 and %c#1."""
     names = []
-    for result in filter(None, text.split(", ")):
-        name, _, count = result.partition(":")
+    for name, count in re.findall(rf"({NAME})(?::(\d+))?", text):
         names += [f"{name}#{i}" for i in range(min(int(count), 1000))] if count else [name]
     return names
 

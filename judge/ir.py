@@ -237,11 +237,9 @@ class Parser:
         found = re.search(r'"([^"]*)":(\d+):\d+', text)
         if found:
             return None if "/triton/language/" in found[1] else int(found[2])
-        for alias in re.findall(r"#loc\d*", text) if depth < DEEPEST else ():
-            line = self.line_of(self.locations.get(alias, ""), depth + 1)
-            if line is not None:
-                return line
-        return None
+        aliases = re.findall(r"#loc\d*", text) if depth < DEEPEST else ()
+        lines = (self.line_of(self.locations.get(alias, ""), depth + 1) for alias in aliases)
+        return next((line for line in lines if line is not None), None)
 
 
 def result_names(text) -> list:

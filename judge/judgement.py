@@ -132,7 +132,7 @@ class Candidate:
     """A candidate's program, and its answers in trials. Raises Failed for a recording that cannot be run."""
 
     def __init__(self, task, code, recording):
-        self.task, self.reference = task, task.reference
+        self.reference = task.reference
         self.seed = self.reference.derive(code, "forward")
         self.may_be_perturbed = not recording["program"]["fixed"]
         launcher = (Interpreted if task.modelled else measured.Binaries)(recording["compiled"])

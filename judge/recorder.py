@@ -98,19 +98,15 @@ def compile_all(recorder, text) -> dict:
     resource.setrlimit(resource.RLIMIT_CPU, (min(most, hard), hard))  # see processes.watch
     compiled = {}  # {a kernel as Triton has compiled it: its number}
     for row in recorder.rows:
-        good, failed = [], None
         alternatives = row[1] if row[0] == "tuned" else [[row]]
-        for rows in alternatives:
+        for rows in list(alternatives):
             try:
                 for entry in launches_in(rows):
                     compile_launch(entry, recorder.calls[id(entry)], compiled, text)
-                good.append(rows)
-            except Failed as error:
-                failed = error
-        if failed and not good:
-            raise failed
-        if row[0] == "tuned":
-            row[1] = good
+            except Failed:
+                alternatives.remove(rows)
+                if not alternatives:
+                    raise
     return compiled
 
 

@@ -63,8 +63,9 @@ def describe(error, path=""):
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
     line = lines[-1] if lines else getattr(error, "lineno", None)
     text = " ".join(printable(error).split())
-    # In a confined process PyTorch raises another error for want of memory: it may not ask NVML who holds it.
-    name = "OutOfMemoryError" if "NVML_SUCCESS" in text else type(error).__name__
+    name = type(error).__name__
+    if "NVML_SUCCESS" in text:  # in a confined process PyTorch, short of memory, may not ask NVML who holds it
+        name = "OutOfMemoryError"
     return f"{name}: {text}"[:300] if text else name, line
 
 

@@ -16,7 +16,7 @@ from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from judge.program import UNWRITTEN, Mode, copy_of, numbers_in, raw, tensors_in, write
+from judge.program import UNWRITTEN, Mode, copy_of, kind_of, numbers_in, raw, tensors_in, write
 from judge.reference import CudaIsHere, fingerprint, state_of
 from judge.trials import is_exact
 
@@ -119,16 +119,15 @@ class Recorder(Mode):
             self.add_constant(number, tensor)
         else:
             same = base if base.dtype == tensor.dtype else base.view(tensor.dtype)  # a row of its own
-            place = [[*tensor.shape], [*tensor.stride()], tensor.storage_offset()]
-            self.rows.append(["operator", "as_strided.default", write((same, *place), self.number), {"dict": []},
-                              [[number, str(tensor.dtype), *place[:2]]]])
+            kind = kind_of(tensor)
+            arguments = write((same, *kind[1:], tensor.storage_offset()), self.number)
+            self.rows.append(["operator", "as_strided.default", arguments, {"dict": []}, [[number, *kind]]])
         return number
 
     def add_constant(self, number, tensor):
         """Note what lies in a constant's memory. On the meta device it is not known."""
         storage = tensor.untyped_storage()
-        self.constants[number] = [str(tensor.dtype), [*tensor.shape], [*tensor.stride()], tensor.storage_offset(),
-                                  storage.nbytes()]
+        self.constants[number] = [*kind_of(tensor), tensor.storage_offset(), storage.nbytes()]
         self.room -= storage.nbytes()
         if self.room < 0:
             raise RuntimeError("its constants take much more memory than the task's tensors: not supported here")
@@ -172,7 +171,7 @@ class Recorder(Mode):
         described = []
         for tensor in results:
             number = self.numbers[id(tensor)] if id(tensor) in self.numbers else self.define(tensor)
-            described.append([number, str(tensor.dtype), [*tensor.shape], [*tensor.stride()]])
+            described.append([number, *kind_of(tensor)])
         changed = [*results, *tensors] if func._schema.is_mutable else results  # or some of them
         new = [tensor for tensor in changed if func._schema.is_mutable or not func.is_view]
         self.written.update(map(identity, new))

@@ -31,7 +31,7 @@ NAME = r"%[\w$.-]+(?:#\d+)?"
 LOCATION = re.compile(r' loc\(((?:"[^"]*"|[^()"]|\((?:[^()"]|"[^"]*")*\))*)\)')
 OPERATION = re.compile(rf'(?:({NAME}(?::\d+)?(?:, {NAME}(?::\d+)?)*) = )?"?([a-z_]\w*\.[\w.]+)"?(.*)')
 ATTRIBUTE = re.compile(r'([\w.]+) = (array<i32: [\d, ]+>|"[^"]*"|[\w.+-]+)')
-TYPE = r"!?[\w.]+(?:<[^(){]*?>+(?=[ ,)]|$))?"
+TYPE = r"(?:!?[\w.]+|(?=<))(?:<[^(){]*?>+(?=[ ,)]|$))?"  # of a descriptor sometimes without a name: <16x16xf32>
 PARAMETER = re.compile(rf"({NAME}): ({TYPE})")
 
 

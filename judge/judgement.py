@@ -21,7 +21,7 @@ import torch
 
 from judge import interpreter, measured, prices
 from judge.processes import CHECK, TIME, begin_server, gpu_lock, limit, serve_forks
-from judge.program import Program, copy_of, raw, tensors_in, unpacked
+from judge.program import Program, copy_of, kind_of, raw, tensors_in, unpacked
 from judge.reference import Answer, Reference, seed_torch
 from judge.trials import difference
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
@@ -160,11 +160,6 @@ class Candidate:
         kept = self.program.kept
         state = {name: kept[number] for name, number in self.program.named.items() if number in kept}
         return self.reference.answer(output, after, state, changed, kept.values())
-
-
-def kind_of(x):
-    """What a program relies on: of a tensor its dtype, shape and strides, of anything else its value."""
-    return [x.dtype, x.shape, x.stride()] if isinstance(x, torch.Tensor) else x
 
 
 class Interpreted:

@@ -60,6 +60,11 @@ def address(tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def kind_of(x):
+    """What a program relies on: of a tensor its dtype, shape and strides, of anything else its value."""
+    return [str(x.dtype), [*x.shape], [*x.stride()]] if isinstance(x, torch.Tensor) else x
+
+
 def raw(tensor):
     """All bytes of a tensor's storage, as a uint8 tensor."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.detach().untyped_storage())

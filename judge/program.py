@@ -1,6 +1,6 @@
 """A program: what a candidate's forward does, as a list of operators and kernel launches. Both clocks run it.
 
-The recorder writes it (recorder.py), `check` looks at it once, and `Program` runs it row by row. Each tensor is a
+The recorder writes it (recorder.py). `Program` looks at its operators once, and runs it row by row. Each tensor is a
 number: inputs, parameters and constants have theirs before the first row, the results of a row get new ones. A view
 is an operator like any other, so nothing else has to be known of a tensor's memory; PyTorch itself refuses a view that
 does not fit.

@@ -8,9 +8,9 @@
     judgement.py      the judge: a process that holds tasks, and the order in which a candidate is judged
     reference.py      the reference, its answers, how far they are from float64
     trials.py         ... its structured inputs, and how closely a candidate must agree
-    prices.py         without a GPU: what each step would cost on one
+    prices.py         without a GPU: what each step would cost on one; its tables are in h200.toml
     ir.py             without a GPU: a kernel's text in Triton's IR becomes operations,
-    operations.py     ... what most of them compute,
+    operations.py     ... what most of them compute, many by operations.toml,
     interpreter.py    ... and how all programs of a launch run at once, and what is counted
     measured.py       with a GPU: launches compiled kernels, and times both sides
     verdict.py        how a candidate fared

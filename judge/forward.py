@@ -13,10 +13,10 @@ import zlib
 import torch
 import triton.language as tl
 from torch._prims_common import suggest_memory_format
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from judge.program import UNWRITTEN, numbers_in, raw, tensors_in, write
+from judge.program import UNWRITTEN, Mode, copy_of, kind_of, numbers_in, raw, tensors_in, write
 from judge.reference import CudaIsHere, fingerprint, state_of
 from judge.trials import is_exact
 
@@ -80,14 +80,13 @@ def identity(tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Mode):
     """While active, writes each operator and each launch of a forward into `rows`.
 
     equal: {name: tensor} of the parameters and buffers that are as the reference's. room: bytes for constants.
     """
 
     active = None  # the recorder of the forward that runs
-    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
     def __init__(self, equal, room):
         super().__init__()
@@ -120,16 +119,15 @@ class Recorder(TorchDispatchMode):
             self.add_constant(number, tensor)
         else:
             same = base if base.dtype == tensor.dtype else base.view(tensor.dtype)  # a row of its own
-            place = [[*tensor.shape], [*tensor.stride()], tensor.storage_offset()]
-            self.rows.append(["operator", "as_strided.default", write((same, *place), self.number), {"dict": []},
-                              [[number, str(tensor.dtype), *place[:2]]]])
+            kind = kind_of(tensor)
+            arguments = write((same, *kind[1:], tensor.storage_offset()), self.number)
+            self.rows.append(["operator", "as_strided.default", arguments, {"dict": []}, [[number, *kind]]])
         return number
 
     def add_constant(self, number, tensor):
         """Note what lies in a constant's memory. On the meta device it is not known."""
         storage = tensor.untyped_storage()
-        self.constants[number] = [str(tensor.dtype), [*tensor.shape], [*tensor.stride()], tensor.storage_offset(),
-                                  storage.nbytes()]
+        self.constants[number] = [*kind_of(tensor), tensor.storage_offset(), storage.nbytes()]
         self.room -= storage.nbytes()
         if self.room < 0:
             raise RuntimeError("its constants take much more memory than the task's tensors: not supported here")
@@ -173,7 +171,7 @@ class Recorder(TorchDispatchMode):
         described = []
         for tensor in results:
             number = self.numbers[id(tensor)] if id(tensor) in self.numbers else self.define(tensor)
-            described.append([number, str(tensor.dtype), [*tensor.shape], [*tensor.stride()]])
+            described.append([number, *kind_of(tensor)])
         changed = [*results, *tensors] if func._schema.is_mutable else results  # or some of them
         new = [tensor for tensor in changed if func._schema.is_mutable or not func.is_view]
         self.written.update(map(identity, new))
@@ -222,8 +220,8 @@ class Recorder(TorchDispatchMode):
                 "constants": self.constants, "returned": returned, "fixed": self.fixed}
 
 
-def record(model, inputs, blueprint):
-    """Call a model's forward CALLS times. inputs: a function that makes them; blueprint: see Reference.blueprint.
+def record(model, blueprint):
+    """Call a model's forward CALLS times. blueprint: see Reference.blueprint.
 
     Returns the Recorder of the last call and its program. Raises what the forward raises, and RuntimeError where it
     reads computed values, or where the recorded calls are not equal.
@@ -236,7 +234,7 @@ def record(model, inputs, blueprint):
     programs = []
     for _ in range(CALLS):
         recorder = Recorder(equal, blueprint["room"])
-        program = recorder.record(model, inputs(), named)
+        program = recorder.record(model, copy_of(blueprint["inputs"]), named)
         contents = {number: zlib.crc32(value.numpy()) for number, value in recorder.contents.items()
                     if identity(recorder.tensors[number]) not in recorder.written}
         programs.append(repr((program, contents)))

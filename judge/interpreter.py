@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 import torch
 
 from judge.ir import Kernel, all_operations, parse_kernel, refused, type_of
-from judge.operations import (BITS, ELEMENTWISE, SAME_SHAPES, SIMPLE, Descriptor, Memory, atomic, check_shapes, dot,
-                              select)
+from judge.operations import BITS, SAME_SHAPES, SIMPLE, Descriptor, Memory, atomic, check_shapes, dot, select
 from judge.prices import ACROSS_COST, DOT_COST, INSTRUCTION_COST, SECTOR
 from judge.verdict import Failed, describe
 
@@ -35,7 +34,6 @@ MOST_WORK = 1e10  # elements that a launch may compute: about 10 s of an idle co
 OVERHEAD = 20_000  # elements: an operation takes as long by itself
 TERMINATORS = {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return",
                "tt.map_elementwise.return", "cf.br", "cf.cond_br"}
-IGNORED = {"tt.print", "tt.assert", "llvm.intr.assume", "gpu.barrier", "ttg.barrier"}
 
 
 @dataclass
@@ -78,10 +76,8 @@ def launch(kernel, grid, arguments) -> Counts:
 
 def merge(condition, yes, no):
     """The values of the way that each program took."""
-    merged = []
-    for a, b in zip(yes, no, strict=True):
-        merged.append(a if a is b or isinstance(a, Descriptor) else select(condition, a, b))
-    return merged
+    pairs = zip(yes, no, strict=True)
+    return [a if a is b or isinstance(a, Descriptor) else select(condition, a, b) for a, b in pairs]
 
 
 class Run:
@@ -167,16 +163,11 @@ class Run:
     def step(self, operation, operands) -> list:
         """One operation. Returns its results."""
         name = operation.name
-        if name in IGNORED:
-            return []
         if name in METHODS:
             return METHODS[name](self, operation, *operands)
         if name in SAME_SHAPES:
             check_shapes(operands)
-        if name in ELEMENTWISE:
-            result = ELEMENTWISE[name](*operands).to(operands[-1].dtype)
-        else:
-            result = SIMPLE[name](operation, *operands)
+        result = SIMPLE[name](operation, *operands)
         self.count(result, INSTRUCTION_COST.get(name, 1))
         return [result]
 
@@ -242,16 +233,16 @@ class Run:
         return [result.expand(inner.programs).view(values[0].shape) for result in results]
 
     def begin_reduction(self, operation, values):
-        """(values with the reduced dimension first, that dimension). Each element meets the function once."""
+        """The values with the reduced dimension first. Each element meets the function once."""
         axis = operation.integer("axis") + 1
         instructions = len(list(all_operations(operation.regions[0]))) - 1  # the last one hands on
         self.count(values[0], max(1, instructions) * (ACROSS_COST if axis < values[0].dim() - 1 else 1))
         values = torch.broadcast_tensors(*values)  # some may be the same in all programs
-        return [value.movedim(axis, 0).contiguous() for value in values], axis
+        return [value.movedim(axis, 0).contiguous() for value in values]
 
     def tt_reduce(self, operation, *values):
         """Halves are joined until one is left."""
-        values, _ = self.begin_reduction(operation, values)
+        values = self.begin_reduction(operation, values)
         while len(values[0]) > 1:
             half = len(values[0]) // 2
             halves = [value[:half] for value in values] + [value[half:] for value in values]
@@ -260,7 +251,7 @@ class Run:
 
     def tt_scan(self, operation, *values):
         """In each round an element takes in what the one `distance` before it has gathered."""
-        values, axis = self.begin_reduction(operation, values)
+        values = self.begin_reduction(operation, values)
         dimensions = [0] if operation.attributes.get("reverse") == "true" else []
         values = [value.flip(dimensions) for value in values]
         distance = 1
@@ -269,7 +260,7 @@ class Run:
             joined = self.elementwise(operation.regions[0], both)
             values = [torch.cat([value[:distance], new]) for value, new in zip(values, joined)]
             distance *= 2
-        return [value.flip(dimensions).movedim(0, axis) for value in values]
+        return [value.flip(dimensions).movedim(0, operation.integer("axis") + 1) for value in values]
 
     def tt_map_elementwise(self, operation, *values):
         self.count(values[0], len(list(all_operations(operation.regions[0]))))
@@ -320,9 +311,7 @@ class Run:
         loaded = torch.empty(addresses.numel() if mask is None else int(mask.sum()), dtype=bits)
         for cells, here, index in self.access("load", operation, dtype.itemsize, addresses, mask):
             loaded[here] = cells[index]
-        if mask is None:
-            return [loaded.view(dtype).view(addresses.shape)]
-        return [other.contiguous().view(bits).masked_scatter(mask, loaded).view(dtype)]
+        return [placed(loaded, mask, other.view(bits)).view(dtype)]
 
     def tt_store(self, operation, pointers, value, mask=None):
         addresses, mask, value = self.lanes(False, pointers, mask, value)
@@ -346,9 +335,7 @@ class Run:
         for cells, here, index in self.access("store", operation, dtype.itemsize, addresses, mask):
             those = [value[here] for value in values]
             found[here] = atomic(kind, cells.view(dtype), index, *those, ordered=self.kernel.in_order)
-        if mask is None:
-            return [found.view(addresses.shape)]
-        return [torch.zeros(addresses.shape, dtype=dtype).masked_scatter(mask, found)]
+        return [placed(found, mask, torch.zeros(addresses.shape, dtype=dtype))]
 
     def tt_make_tensor_descriptor(self, operation, base, *sizes):
         half = len(sizes) // 2
@@ -404,6 +391,12 @@ def chosen(value, mask):
     return value.reshape(-1) if mask is None else value[mask]
 
 
+def placed(elements, mask, others):
+    """The inverse: the elements in the shape of others, which stand where the mask is false."""
+    return elements.view(others.shape) if mask is None else others.masked_scatter(mask, elements)
+
+
 # {name of an operation: the method that is named after it}
 METHODS = {name.replace("_", ".", 1): method for name, method in vars(Run).items() if name.startswith(("tt_", "scf_"))}
-KNOWN = {*METHODS, *SIMPLE, *ELEMENTWISE, *TERMINATORS, *IGNORED}
+METHODS |= dict.fromkeys(("tt.print", "tt.assert", "llvm.intr.assume", "gpu.barrier", "ttg.barrier"), lambda *_: [])
+KNOWN = {*METHODS, *SIMPLE, *TERMINATORS}

@@ -31,7 +31,8 @@ NAME = r"%[\w$.-]+(?:#\d+)?"
 LOCATION = re.compile(r' loc\(((?:"[^"]*"|[^()"]|\((?:[^()"]|"[^"]*")*\))*)\)')
 OPERATION = re.compile(rf'(?:({NAME}(?::\d+)?(?:, {NAME}(?::\d+)?)*) = )?"?([a-z_]\w*\.[\w.]+)"?(.*)')
 ATTRIBUTE = re.compile(r'([\w.]+) = (array<i32: [\d, ]+>|"[^"]*"|[\w.+-]+)')
-PARAMETER = re.compile(rf"({NAME}): (!?[\w.]+(?:<[^(){{]*?>+(?=[ ,)]|$))?)")
+TYPE = r"(?:!?[\w.]+|(?=<))(?:<[^(){]*?>+(?=[ ,)]|$))?"  # of a descriptor sometimes without a name: <16x16xf32>
+PARAMETER = re.compile(rf"({NAME}): ({TYPE})")
 
 
 def refused(what, line=None):
@@ -90,10 +91,8 @@ class Operation:
         """Of arith.constant: true, 7, 1.5, dense<0xFF800000> (the bits of a float)."""
         kind = self.type if self.types else Type((), torch.bool)
         text = re.sub(r"^dense<(.*)>$", r"\1", self.text)
-        if text in ("true", "false"):
-            value = torch.tensor(text == "true")
-        elif not kind.dtype.is_floating_point:
-            value = torch.tensor(int(text))
+        if not kind.dtype.is_floating_point:
+            value = torch.tensor(int({"true": 1, "false": 0}.get(text, text)))
         elif text.startswith("0x"):
             value = torch.tensor(list(int(text, 16).to_bytes(8, "little")), dtype=torch.uint8)
             value = value[:kind.dtype.itemsize].view(kind.dtype)
@@ -155,11 +154,8 @@ def parse_kernel(text, known) -> Kernel:
 
 def examine(kernel, operations, known):
     """Note what the operations of one of a kernel's functions say about the kernel."""
-    used, used_otherwise = set(), set()
-    for operation in operations:
-        used.update(operation.operands)
-        if operation.name != "tt.dot":
-            used_otherwise.update(operation.operands)
+    used_otherwise = set().union(*(operation.operands for operation in operations if operation.name != "tt.dot"))
+    used = used_otherwise.union(*(operation.operands for operation in operations))
     kernel.for_products |= used - used_otherwise
     for operation in operations:
         if operation.name not in known:
@@ -179,20 +175,17 @@ class Parser:
     def __init__(self, text):
         if len(text) > LONGEST or any(len(line) > LONGEST_LINE for line in text.split("\n")):
             raise refused("a kernel of such length")
-        self.lines, self.locations = [], {}
+        self.locations = {}
         for line in text.split("\n"):
             if line.startswith("#loc"):
                 name, _, place = line.partition(" = loc(")
                 self.locations[name] = place
-            elif line.strip():
-                self.lines.append(line.strip())
-        self.position = 0
+        self.lines = filter(None, map(str.strip, text.split("\n")))  # an iterator: each line is read once
 
     def functions(self) -> dict:
         functions = {}
-        while self.position < len(self.lines):
-            line = LOCATION.sub("", self.lines[self.position])
-            self.position += 1
+        for line in self.lines:
+            line = LOCATION.sub("", line)
             header = re.match(r"tt\.func (\w+ )?@\"?([\w$.<>, ]+)\"?\(", line)
             if header:
                 blocks, _ = self.region(0)
@@ -204,24 +197,22 @@ class Parser:
         if depth > DEEPEST:
             raise refused("such deep nesting")
         blocks = [Block("", [])]
-        while not self.lines[self.position].startswith("}"):
-            line = LOCATION.sub("", self.lines[self.position])
-            if not line.startswith("^"):
-                blocks[-1].operations.append(self.operation(depth))
-                continue
-            if not blocks[-1].operations:
-                blocks.pop()
-            blocks.append(Block(re.match(r"\^\w+", line)[0], [name for name, _ in PARAMETER.findall(line)]))
-            self.position += 1
-        if len(blocks) == 1:  # another block could use its values, too
-            note_last_uses(blocks[0])
-        self.position += 1
-        return blocks, LOCATION.sub("", self.lines[self.position - 1])
+        for raw in self.lines:
+            line = LOCATION.sub("", raw)
+            if line.startswith("}"):
+                if len(blocks) == 1:  # another block could use its values, too
+                    note_last_uses(blocks[0])
+                return blocks, line
+            if line.startswith("^"):
+                if not blocks[-1].operations:
+                    blocks.pop()
+                blocks.append(Block(re.match(r"\^\w+", line)[0], [name for name, _ in PARAMETER.findall(line)]))
+            else:
+                blocks[-1].operations.append(self.operation(raw, line, depth))
+        raise ValueError("a region without an end")
 
-    def operation(self, depth) -> Operation:
-        raw = self.lines[self.position]
-        self.position += 1
-        line = LOCATION.sub("", raw)
+    def operation(self, raw, line, depth) -> Operation:
+        """raw: the line with its location"""
         results, name, rest = OPERATION.fullmatch(line).groups()
         text, types = split_types(rest)
         operation = Operation(name, result_names(results or ""), re.findall(NAME, re.sub('"[^"]*"', "", text)),
@@ -232,12 +223,13 @@ class Parser:
             operation.regions.append(blocks)
         if line.endswith("({"):
             operation.types = split_types(closing)[1]
-        names, body = operation.operands, operation.regions[0][0] if operation.regions else None
+        names = operation.operands
         if name == "scf.for":  # %i = %low to %high step %step iter_args(%inside = %outside, ...)
-            body.arguments = [names[0], *names[4::2]]
+            operation.regions[0][0].arguments = [names[0], *names[4::2]]
             operation.operands = [*names[1:4], *names[5::2]]
         elif name == "scf.while":  # (%inside = %outside, ...)
-            body.arguments, operation.operands = names[0::2], names[1::2]
+            operation.regions[0][0].arguments = names[0::2]
+            operation.operands = names[1::2]
         return operation
 
     def line_of(self, text, depth=0) -> int | None:
@@ -245,18 +237,15 @@ class Parser:
         found = re.search(r'"([^"]*)":(\d+):\d+', text)
         if found:
             return None if "/triton/language/" in found[1] else int(found[2])
-        for alias in re.findall(r"#loc\d*", text) if depth < DEEPEST else ():
-            line = self.line_of(self.locations.get(alias, ""), depth + 1)
-            if line is not None:
-                return line
-        return None
+        aliases = re.findall(r"#loc\d*", text) if depth < DEEPEST else ()
+        lines = (self.line_of(self.locations.get(alias, ""), depth + 1) for alias in aliases)
+        return next((line for line in lines if line is not None), None)
 
 
 def result_names(text) -> list:
     """"%a, %b" are two results; "%c:2" are %c#0 and %c#1."""
     names = []
-    for result in filter(None, text.split(", ")):
-        name, _, count = result.partition(":")
+    for name, count in re.findall(rf"({NAME})(?::(\d+))?", text):
         names += [f"{name}#{i}" for i in range(min(int(count), 1000))] if count else [name]
     return names
 
@@ -266,23 +255,7 @@ def split_types(text):
     before, colon, signature = text.removesuffix("{").rpartition(" : ")
     if not colon or "}" in signature or signature.count("(") != signature.count(")"):
         return text, []
-    types, depth, current = [], 0, ""
-    for character in re.sub(r" (->|to|\*) ", ", ", signature) + ",":
-        depth += (character == "<") - (character == ">")
-        if character == "," and depth == 0:
-            types.append(current.strip(" ()"))
-            current = ""
-        else:
-            current += character
-    return before, types
-
-
-def names_used(operation) -> set:
-    names = set(operation.operands)
-    for region in operation.regions:
-        for inner in all_operations(region):
-            names.update(inner.operands)
-    return names
+    return before, re.findall(TYPE, signature.replace(" to ", ", "))
 
 
 def note_last_uses(block):
@@ -290,6 +263,7 @@ def note_last_uses(block):
     own = set(block.arguments).union(*(operation.results for operation in block.operations))
     later = set()
     for operation in reversed(block.operations):
-        used = names_used(operation) & own
+        inside = all_operations([Block("", [], [operation])])
+        used = own & set().union(*(each.operands for each in inside))
         operation.last_uses = list(used - later)
         later |= used

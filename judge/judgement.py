@@ -21,7 +21,7 @@ import torch
 
 from judge import interpreter, measured, prices
 from judge.processes import CHECK, TIME, begin_server, gpu_lock, limit, serve_forks
-from judge.program import Program, copy_of, flat, operator_of, raw, tensors_in, unpacked
+from judge.program import Program, copy_of, kind_of, raw, tensors_in, unpacked
 from judge.reference import Answer, Reference, seed_torch
 from judge.trials import difference
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
@@ -130,15 +130,15 @@ class Candidate:
     """A candidate's program, and its answers in trials. Raises Failed for a recording that cannot be run."""
 
     def __init__(self, task, code, recording):
-        self.task, self.reference = task, task.reference
+        self.reference = task.reference
         self.seed = self.reference.derive(code, "forward")
         self.may_be_perturbed = not recording["program"]["fixed"]
         launcher = (Interpreted if task.modelled else measured.Binaries)(recording["compiled"])
         self.program = Program(recording, self.reference.device, launcher, self.reference.room)
         if self.reference.shared:  # then what an output keeps from one forward to the next is the task's own state
             self.program.returned = []
-        for row in flat(self.program.rows) if task.modelled else ():
-            if row[0] == "operator" and (reason := prices.refusal(operator_of(row[1]), task.clock.called)):
+        for operator in self.program.operators.values() if task.modelled else ():
+            if reason := prices.refusal(operator, task.clock.called):
                 raise Failed(reason)
 
     def load(self, perturbed):
@@ -158,11 +158,6 @@ class Candidate:
         kept = self.program.kept
         state = {name: kept[number] for name, number in self.program.named.items() if number in kept}
         return self.reference.answer(output, after, state, changed, kept.values())
-
-
-def kind_of(x):
-    """What a program relies on: of a tensor its dtype, shape and strides, of anything else its value."""
-    return [x.dtype, x.shape, x.stride()] if isinstance(x, torch.Tensor) else x
 
 
 class Interpreted:

@@ -14,11 +14,10 @@ import struct
 import time
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from judge.trials import compare, loose, named
-from judge.program import bytes_in, copy_of, tensors_in
+from judge.program import Mode, bytes_in, copy_of, tensors_in
 from judge.verdict import Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement
@@ -142,10 +141,8 @@ def paused(call, pause=PAUSE) -> float:
     return start.elapsed_time(end)
 
 
-class Steps(TorchDispatchMode):
+class Steps(Mode):
     """An observer for program.Program.run: CUDA events around each operator and each launch."""
-
-    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
     def __init__(self):
         super().__init__()
@@ -357,15 +354,13 @@ class Clock:
 
     @torch.no_grad()
     def time(self, program, perturbed, verdict):
-        """Time a recorded program against the reference, with perturbed parameters if it can take them."""
+        """Time batches of a recorded program and of the reference, with perturbed parameters if it can take them.
+
+        Enters the result. Raises Failed if a timed call gives another result.
+        """
         self.perturbed = perturbed
         state = self.reference.state(perturbed)
         side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state))
-        self.measure(side, verdict)
-
-    @torch.no_grad()
-    def measure(self, side, verdict):
-        """Time batches of both sides and enter the result. Raises Failed if a timed call gives another result."""
         timing, chance = Timing(), random.Random(os.urandom(16))
         graphs = side.capture() and bool(self.side.graphs)
         limits = loose(self.reference.bounds(0, self.perturbed))

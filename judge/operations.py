@@ -5,31 +5,38 @@ programs have the same value.
 """
 
 import math
+import operator
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy
 import torch
 
 from judge.ir import refused, type_of
 from judge.verdict import Failed
 
 BYTES = 40  # bits of a pointer that count bytes; above them stands the number of a storage
+TABLES = tomllib.loads(Path(__file__).with_name("operations.toml").read_text())
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # memory is read and written as plain bits
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Integers without a sign: PyTorch has none
+# Integers without a sign: NumPy computes with them, PyTorch does not
 
 
-def unsigned(x):
-    """Their values as int64. Those of 64 bits stay as they are."""
-    if x.dtype == torch.bool or x.dtype == torch.int64:
-        return x.long()
-    return x.long() & ((1 << 8 * x.element_size()) - 1)
+def without_sign(x):
+    """A tensor's integers, with the same bits, as an array of integers without a sign."""
+    return x.numpy().view(f"u{x.element_size()}")
 
 
-def in_order(x):
-    """Integers that compare as these do without their sign."""
-    return unsigned(x) ^ torch.iinfo(torch.int64).min
+def unsigned(function):
+    """A function of tensors, from one of arrays of integers without a sign."""
+    def apply(*values):
+        with numpy.errstate(divide="ignore"):  # see quotient
+            result = function(*map(without_sign, values))
+        return torch.from_numpy(result).to(values[0].dtype)
+    return apply
 
 
 def quotient(a, b):
@@ -37,60 +44,32 @@ def quotient(a, b):
     return torch.where(b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode="trunc"))
 
 
-def unsigned_quotient(a, b):
-    """Half of `a` has no sign's bit; what is left over decides the last bit."""
-    a, b = unsigned(a), unsigned(b)
-    half = quotient(shift_right(a, torch.ones_like(a)), b) * 2
-    larger = in_order(a - half * b) >= in_order(b)
-    return torch.where(b < 0, (in_order(a) >= in_order(b)).long(), half + larger)
-
-
+@unsigned
 def high_product(a, b):
-    """The upper half of a product's bits, from products of the operands' halves."""
-    half = 4 * a.element_size()
-    low = (1 << half) - 1
-    x, y = unsigned(a), unsigned(b)
-    middle = (x >> half & low) * (y & low) + ((x & low) * (y & low) >> half & low)
-    other = (x & low) * (y >> half & low) + (middle & low)
-    return ((x >> half & low) * (y >> half & low) + (middle >> half & low) + (other >> half & low)).to(a.dtype)
-
-
-def shift_right(a, b):
-    """The bits that enter on the left are zeros."""
-    bits = 8 * a.element_size()
-    entered = torch.bitwise_left_shift(torch.full_like(a, -1), (bits - b).clamp(max=bits - 1))
-    return torch.where(b == 0, a, torch.bitwise_right_shift(a, b) & ~entered)
+    """The upper half of a product's bits."""
+    wide = a.astype(object if a.itemsize == 8 else numpy.uint64)  # Python's integers have any length
+    return (wide * b >> 8 * a.itemsize).astype(a.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Operations, element by element
 
 
-def add(a, b):
-    return a ^ b if a.dtype == torch.bool else a + b
-
-
 def fused(a, b, c):
     return (a.double() * b.double() + c.double()).to(c.dtype)
 
 
-ELEMENTWISE = {
-    "arith.addf": torch.add, "arith.subf": torch.sub, "arith.mulf": torch.mul, "arith.divf": torch.div,
-    "tt.precise_divf": torch.div, "arith.remf": torch.fmod, "arith.negf": torch.neg, "math.fma": fused,
-    "arith.maxnumf": torch.fmax, "arith.minnumf": torch.fmin,  # these two ignore NaN, the next two keep it
-    "arith.maximumf": torch.maximum, "arith.minimumf": torch.minimum,
-    "tt.clampf": lambda x, low, high: torch.fmin(torch.fmax(x, low), high),
-    "arith.addi": add, "arith.subi": torch.sub, "arith.muli": torch.mul, "tt.mulhiui": high_product,
+def functions(table, package) -> dict:
+    """{name in Triton's IR or in libdevice: function} of a table of operations.toml."""
+    return {name: operator.attrgetter(path)(package) for name, path in TABLES[table].items()}
+
+
+ELEMENTWISE = functions("elementwise", torch) | {
+    "arith.addi": lambda a, b: a ^ b if a.dtype == torch.bool else a + b,
     "arith.divsi": quotient, "arith.remsi": lambda a, b: a - quotient(a, b) * b,
-    "arith.divui": unsigned_quotient, "arith.remui": lambda a, b: a - unsigned_quotient(a, b) * b,
-    "arith.maxsi": torch.maximum, "arith.minsi": torch.minimum,
-    "arith.maxui": lambda a, b: torch.where(in_order(a) > in_order(b), a, b),
-    "arith.minui": lambda a, b: torch.where(in_order(a) < in_order(b), a, b),
-    "arith.andi": torch.bitwise_and, "arith.ori": torch.bitwise_or, "arith.xori": torch.bitwise_xor,
-    "arith.shli": torch.bitwise_left_shift, "arith.shrsi": torch.bitwise_right_shift, "arith.shrui": shift_right,
-    "tt.precise_sqrt": torch.sqrt, "math.absf": torch.abs, "math.absi": torch.abs}
-for name in "exp exp2 log log2 sqrt rsqrt sin cos erf tanh floor ceil".split():
-    ELEMENTWISE[f"math.{name}"] = getattr(torch, name)
+    "tt.clampf": lambda x, low, high: torch.fmin(torch.fmax(x, low), high), "math.fma": fused,
+    "tt.mulhiui": high_product,
+    **{name: unsigned(function) for name, function in functions("unsigned", numpy).items()}}
 
 CASTS = {"arith.sitofp", "arith.uitofp", "arith.extsi", "arith.extui", "arith.trunci", "arith.extf", "arith.truncf",
          "arith.fptosi", "arith.fptoui", "tt.fp_to_fp"}
@@ -101,7 +80,7 @@ def convert(name, x, dtype):
     if dtype == torch.bool:
         return (x & 1).bool()
     if name in ("arith.uitofp", "arith.extui"):
-        x = unsigned(x)
+        x = torch.from_numpy(without_sign(x))
     elif x.dtype == torch.bool:
         x = -x.to(torch.int8)
     if name == "arith.fptoui":  # on a GPU a negative number becomes zero
@@ -112,36 +91,29 @@ def convert(name, x, dtype):
     return x.to(dtype)
 
 
-COMPARISONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+COMPARISONS |= {"rd": lambda a, b: True, "no": lambda a, b: False}  # ord and uno: is none NaN, is one?
 
 
 def compare(predicate, a, b):
     """slt, ult: of integers with and without a sign. olt, ult: of floats; false, or true, where one is NaN."""
-    letter, function = predicate[0], COMPARISONS.get(predicate[-2:])
+    letter, function = predicate[0], COMPARISONS[predicate[-2:]]
     if not a.is_floating_point():
-        return function(in_order(a), in_order(b)) if letter == "u" else function(a, b)
-    if letter == "o" and predicate not in ("one", "ord"):
-        return function(a, b)  # it is false where one is NaN
+        return unsigned(function)(a, b).bool() if letter == "u" else function(a, b)
     undefined = a.isnan() | b.isnan()
-    if predicate in ("ord", "uno"):
-        return ~undefined if predicate == "ord" else undefined
     return function(a, b) | undefined if letter == "u" else function(a, b) & ~undefined
 
 
 def check_shapes(values):
     """Raise ValueError unless blocks have one shape. PyTorch would broadcast, and a forged text fill the memory."""
-    for value in values:
-        if value.shape[1:] != values[0].shape[1:]:
-            raise ValueError("shapes of operands")
+    if any(value.shape[1:] != values[0].shape[1:] for value in values):
+        raise ValueError("shapes of operands")
 
 
 def select(condition, a, b):
-    """torch.where with a condition that may have fewer dimensions, and for fp8."""
+    """torch.where with a condition that may have fewer dimensions."""
     check_shapes([a, b])
-    condition = condition.view(*condition.shape, *[1] * (a.dim() - condition.dim()))
-    if a.element_size() == 1:
-        return torch.where(condition, a.view(torch.uint8), b.view(torch.uint8)).view(a.dtype)
-    return torch.where(condition, a, b)
+    return torch.where(condition.view(*condition.shape, *[1] * (a.dim() - condition.dim())), a, b)
 
 
 def round_to_tf32(x):
@@ -191,41 +163,29 @@ def atomic(kind, cells, index, values, compared=None, ordered=True):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# CUDA's libdevice: functions by their names in it, without "__nv_", "fast_" and the letters of a type
+# CUDA's libdevice
 
 ROUNDINGS = {"rd": torch.floor, "ru": torch.ceil, "rn": torch.round, "rz": torch.trunc}
-LIBDEVICE = {name: getattr(torch, name) for name in (
-    "abs acos acosh add asin asinh atan atan2 atanh ceil copysign cos cosh div erf erfc erfinv exp exp2 expm1 floor "
-    "fmax fmin fmod hypot isinf isnan ldexp lgamma log log10 log1p log2 mul nextafter pow rsqrt signbit sin sinh sqrt "
-    "sub tan tanh trunc").split()}
 
 
 def round_half_away(x):
     return torch.copysign(torch.floor(x.abs() + 0.5), x)
 
 
-def bits_set(x):
-    return sum(unsigned(x) >> i & 1 for i in range(8 * x.element_size()))
-
-
+@unsigned
 def leading_zeros(x):
-    bits = 8 * x.element_size()
-    return sum((shift_right(x, torch.full_like(x, i)) == 0).int() for i in range(bits))
+    return sum(x >> i == 0 for i in range(8 * x.itemsize))
 
 
-LIBDEVICE |= {
-    "fabs": torch.abs, "llabs": torch.abs, "finite": torch.isfinite, "isfinite": torch.isfinite,
-    "rint": torch.round, "nearbyint": torch.round, "llrint": torch.round, "round": round_half_away,
-    "llround": round_half_away, "cbrt": lambda x: torch.copysign(x.abs() ** (1 / 3), x),
-    "rcbrt": lambda x: torch.copysign(x.abs() ** (-1 / 3), x), "exp10": lambda x: 10 ** x, "rcp": torch.reciprocal,
-    "fdivide": torch.div, "powi": torch.pow, "fma": fused, "fdim": lambda a, b: (a - b).clamp(min=0),
-    "saturate": lambda x: x.clamp(0, 1), "scalbn": torch.ldexp, "tgamma": lambda x: torch.exp(torch.lgamma(x)),
-    "remainder": lambda a, b: a - b * torch.round(a / b), "sinpi": lambda x: torch.sin(math.pi * x),
-    "cospi": lambda x: torch.cos(math.pi * x), "normcdf": torch.special.ndtr, "normcdfinv": torch.special.ndtri,
-    "erfcx": torch.special.erfcx, "erfcinv": lambda x: torch.erfinv(1 - x), "j0": torch.special.bessel_j0,
-    "j1": torch.special.bessel_j1, "cyl_bessel_i0": torch.special.i0, "cyl_bessel_i1": torch.special.i1,
-    "umulhi": high_product, "umul64hi": high_product, "popc": bits_set, "clz": leading_zeros,
-    "ffs": lambda x: torch.where(x == 0, 0, bits_set(x ^ (x - 1)))}
+LIBDEVICE = functions("libdevice", torch) | {
+    "round": round_half_away, "llround": round_half_away, "cbrt": lambda x: torch.copysign(x.abs() ** (1 / 3), x),
+    "rcbrt": lambda x: torch.copysign(x.abs() ** (-1 / 3), x), "exp10": lambda x: 10 ** x,
+    "fma": fused, "fdim": lambda a, b: (a - b).clamp(min=0), "saturate": lambda x: x.clamp(0, 1),
+    "tgamma": lambda x: torch.exp(torch.lgamma(x)), "remainder": lambda a, b: a - b * torch.round(a / b),
+    "sinpi": lambda x: torch.sin(math.pi * x), "cospi": lambda x: torch.cos(math.pi * x),
+    "erfcinv": lambda x: torch.erfinv(1 - x), "umulhi": high_product, "umul64hi": high_product,
+    "clz": leading_zeros, "popc": unsigned(numpy.bitwise_count),
+    "ffs": unsigned(lambda x: numpy.bitwise_count(x ^ (x - 1)) * (x != 0))}
 
 
 def libdevice(symbol):
@@ -251,21 +211,15 @@ def splat(operation, value):
     return value.view(-1, *[1] * len(shape)).expand(-1, *shape)
 
 
-def concatenate(operation, *values):
-    programs = max(map(len, values))
-    return torch.cat([value.expand(programs, -1) for value in values], 1)
-
-
 def gather(operation, source, index):
     programs = max(len(source), len(index))
     source, index = [value.expand(programs, *value.shape[1:]) for value in (source, index)]
     return source.gather(operation.integer("axis") + 1, index.long())
 
 
-def histogram(operation, values, mask=None):
+def histogram(operation, values, mask=True):
     bins = operation.type.shape[0]
-    inside = (values >= 0) & (values < bins)
-    inside = inside if mask is None else inside & mask
+    inside = (values >= 0) & (values < bins) & mask
     counted = torch.zeros(len(inside), bins, dtype=operation.type.dtype)
     return counted.scatter_add(1, values.long().clamp(0, bins - 1).expand(inside.shape), inside.to(counted.dtype))
 
@@ -276,6 +230,11 @@ def add_pointer(operation, pointers, offset):
 
 def bitcast(operation, value):
     return value if operation.type.pointee else value.contiguous().view(operation.type.dtype)
+
+
+def same_type(function):
+    """An operation whose result has the type of its last operand, from a function of the operands."""
+    return lambda operation, *values: function(*values).to(values[-1].dtype)
 
 
 def extern(operation, *values):
@@ -292,15 +251,15 @@ SIMPLE = {
     "tt.unsplat": lambda operation, x: x.reshape(-1),
     "tt.expand_dims": lambda operation, x: x.unsqueeze(operation.integer("axis") + 1),
     "tt.join": lambda operation, *both: torch.stack(torch.broadcast_tensors(*both), -1),
-    "tt.cat": concatenate, "tt.gather": gather, "tt.histogram": histogram, "tt.addptr": add_pointer,
-    "tt.bitcast": bitcast, "arith.bitcast": bitcast, "tt.ptr_to_int": lambda operation, x: x,
-    "tt.int_to_ptr": lambda operation, x: x, "tt.extern_elementwise": extern,
-    "arith.cmpi": lambda operation, a, b: compare(operation.word, a, b),
-    "arith.cmpf": lambda operation, a, b: compare(operation.word, a, b),
-    "arith.select": lambda operation, condition, a, b: select(condition, a, b)}
+    "tt.cat": lambda operation, *both: torch.cat(torch.broadcast_tensors(*both), 1),
+    "tt.gather": gather, "tt.histogram": histogram, "tt.addptr": add_pointer, "tt.extern_elementwise": extern,
+    "arith.select": lambda operation, condition, a, b: select(condition, a, b),
+    **dict.fromkeys(("tt.bitcast", "arith.bitcast"), bitcast),
+    **dict.fromkeys(("tt.ptr_to_int", "tt.int_to_ptr"), lambda operation, x: x),
+    **dict.fromkeys(("arith.cmpi", "arith.cmpf"), lambda operation, a, b: compare(operation.word, a, b)),
+    **dict.fromkeys(CASTS, lambda operation, x: convert(operation.name, x, operation.type.dtype)),
+    **{name: same_type(function) for name, function in ELEMENTWISE.items()}}
 SAME_SHAPES = {*ELEMENTWISE, "arith.cmpi", "arith.cmpf", "tt.addptr", "tt.join"}
-for name in CASTS:
-    SIMPLE[name] = lambda operation, x: convert(operation.name, x, operation.type.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

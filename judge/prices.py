@@ -1,9 +1,9 @@
 """The modelled clock's prices: what each step of a forward would take on a GPU that is not there.
 
 An operator of PyTorch takes LAUNCH_MS + bytes / BANDWIDTH. It moves its operands and results once, times a factor from
-the tables below; a product or convolution also takes FLOPs / PEAK, by torch.utils.flop_counter, times its factor. What
-a Triton kernel moves and computes is counted while it is interpreted (interpreter.py), with the costs of instructions
-below: LAUNCH_MS + max(bytes / BANDWIDTH, FLOPs / PEAK) + FLOPs of tl.dot / PEAK, see `launch_milliseconds`.
+h200.toml; a product or convolution also takes FLOPs / PEAK, by torch.utils.flop_counter, times its factor. What a
+Triton kernel moves and computes is counted while it is interpreted (interpreter.py), with the costs of instructions
+from h200.toml: LAUNCH_MS + max(bytes / BANDWIDTH, FLOPs / PEAK) + FLOPs of tl.dot / PEAK, see `launch_milliseconds`.
 
 The device is one 256th of an H200: problems on the CPU are 256 times smaller than on the GPU (tasks.py), and a launch
 keeps its full price. So launches, bytes and FLOPs keep the proportions that they have on the card. Parameters are not
@@ -16,12 +16,13 @@ tensors).
 
 import math
 import re
+import tomllib
+from pathlib import Path
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from judge.program import address, bytes_in, copy_of, tensors_in
+from judge.program import Mode, address, bytes_in, copy_of, tensors_in
 from judge.reference import state_of
 from judge.verdict import set_roofline
 from tasks import GPU_BATCH_FACTOR
@@ -34,42 +35,14 @@ PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # programs of a launch that begin and
 SECTOR = 5  # log2 of the bytes in which the GPU's memory is fetched
 FEWEST_PROGRAMS = 2  # one program gets at most half of the device
 
-# Triton: fp32 FLOPs for each element of an operation's result, all others 1. A FLOP of tl.dot, by its precision
-ERF_COST = 60  # erf, and each function of libdevice
-ACROSS_COST = 30  # through shared memory: a reduction or scan along another dimension than the last, a transposition
-INSTRUCTION_COST = {
-    "math.exp": 15, "math.exp2": 15, "math.sqrt": 15, "tt.precise_sqrt": 15, "math.rsqrt": 15, "arith.divf": 14,
-    "tt.precise_divf": 14, "math.log": 50, "math.log2": 50, "math.sin": 200, "math.cos": 200, "math.erf": ERF_COST,
-    "math.tanh": ERF_COST, "tt.extern_elementwise": ERF_COST, "tt.gather": ACROSS_COST, "tt.histogram": ACROSS_COST,
-    **dict.fromkeys(("arith.constant", "ub.poison", "tt.make_range", "tt.splat", "tt.unsplat", "tt.broadcast",
-                     "tt.reshape", "tt.expand_dims", "tt.join", "tt.cat", "tt.bitcast", "arith.bitcast",
-                     "tt.ptr_to_int", "tt.int_to_ptr"), 0)}  # they name registers anew
-DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "bf16x6": 0.8, "bf16x3": 0.4, "half": 0.1,
-            "torch.float64": 2.7}
-
-# PyTorch: factors by which the bytes of an operator count, all others 1
-PRODUCT, CONVOLUTION, BIAS = 1.3, 2.8, 3  # a convolution's bias is a pass of its own over the output
-FACTORS = {  # names of operators as a regular expression: a factor for each of its kernels
-    "sum|mean|prod|a?max|a?min|aminmax|any|all|(var|std)(_mean)?|linalg_vector_norm": [1.5],
-    "argmax|argmin": [4],
-    "native_layer_norm": [2],
-    "(adaptive_)?(max|avg)_pool[123]d(_with_indices)?": [4],
-    "cum(sum|prod)": [8],  # a compromise: 3 for rows of 500, more than 20 for rows of 128
-    "clone": [3],  # usually a transposed tensor that is made contiguous
-    "(native_)?(batch|group|instance)_norm": [1.25, 2.5],  # statistics, and the result
-    "mse_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|soft_margin_loss": [1.5, 0.5],
-    "binary_cross_entropy_with_logits": [1, 1, 1.5, 1.5, 0.5],
-    "logsumexp": [1.5, 3, 2, 1.5],
-    "sort|topk": [5, 5, 5, 5]}
-FREE = "(new_)?empty(_like|_strided)?|scalar_tensor|lift_fresh|detach"
-WRITES = "fill|zero|copy|uniform|normal|bernoulli|exponential|(new_)?(zeros|ones|full|rand|randn)(_like)?|arange|eye"
-GATHERS = "embedding|index_select|gather|index|take"  # read as much of the table as they write
-# Others: they read their inputs once, write their outputs once, and check their indices, or are made of such operators
-OTHERS = ("_?(log_|safe_)?softmax|hardswish|constant_pad_nd|cat|stack|flip|repeat|roll|tril|triu|diag_embed|"
-          "_to_copy|scatter(_add)?|(alpha_|feature_)?dropout|scaled_dot_product_attention|lstm|gru|rnn_tanh|"
-          "rnn_relu|ctc_loss|mv|addmv|dot|vdot|im2col|index_(put|add|copy)|linspace|trace|nll_loss_forward|glu|"
-          "pixel_(un)?shuffle|cummax|cummin|(reflection|replication)_pad[123]d|upsample_[a-z]+[123]d")
-KNOWN = re.compile("|".join([*FACTORS, FREE, WRITES, GATHERS, OTHERS]))
+TABLES = tomllib.loads(Path(__file__).with_name("h200.toml").read_text())
+INSTRUCTION_COST = TABLES["instructions"]  # of Triton
+ACROSS_COST = INSTRUCTION_COST["across"]
+DOT_COST = TABLES["products"]
+FACTORS = TABLES["factors"]  # of PyTorch's operators, whose names are regular expressions
+KINDS = {kind: "|".join(names) for kind, names in TABLES["kinds"].items()}
+KNOWN = re.compile("|".join([*FACTORS, *KINDS.values()]))
+PRODUCT, CONVOLUTION, BIAS = 1.3, 2.8, 3  # factors, too; a convolution's bias is a pass of its own over the output
 
 
 def operator_name(func):
@@ -103,13 +76,13 @@ def operator_kernels(func, args, kwargs, out, parameters=()):
     sources = tensors_in([args, kwargs])
     results = tensors_in(out)
     views = set(map(address, results)) <= set(map(address, sources)) and not func._schema.is_mutable
-    if views or re.fullmatch(FREE, name):
+    if views or re.fullmatch(KINDS["free"], name):
         return []
     sizes = [size_of(source, parameters) for source in sources]
     written = sum(size_of(result, parameters) for result in results)
-    if re.fullmatch(WRITES, name):
+    if re.fullmatch(KINDS["writes"], name):
         sizes = sizes[1:]
-    elif re.fullmatch(GATHERS, name):
+    elif re.fullmatch(KINDS["gathers"], name):
         sizes[0] = min(sizes[0], written)
     moved = sum(sizes) + written
     counter = flop_registry.get(getattr(torch.ops.aten, name, None))  # by name: addmm_ costs what addmm costs
@@ -139,7 +112,7 @@ def launch_milliseconds(counter, parameters=()):
     return LAUNCH_MS + max(busy * max(1, FEWEST_PROGRAMS / programs), programs / PROGRAMS)
 
 
-class Operators(TorchDispatchMode):
+class Operators(Mode):
     """While active, prices every ATen call. `events` collects [milliseconds, label, own kernel?], `flops` the FLOPs,
     `called` the names of what was called. Under no_grad: it has to see what composite operators are made of.
 
@@ -147,8 +120,6 @@ class Operators(TorchDispatchMode):
     parameters counts as a parameter; a storage that anything else is written to no longer does.
     launcher: of a candidate's kernels, where this is the observer of a program.Program.run.
     """
-
-    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
     def __init__(self, parameters, launcher=None):
         super().__init__()

@@ -93,13 +93,11 @@ def jail() -> list:
     packaged = f"{package.submodule_search_locations[0]}/_bin/bwrap" if package else "bwrap"
     command = [shutil.which("bwrap") or packaged, *walls(), "--"]
     try:
-        done = subprocess.run([*command, sys.executable, "-S", "-c", "pass"], timeout=60, stderr=subprocess.PIPE)
-        if done.returncode == 0:
-            return command
-        reason = done.stderr.decode(errors="replace").strip().split("\n")[-1]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        reason = str(error)
-    reason = printable(reason)[:200]
+        subprocess.run([*command, sys.executable, "-S", "-c", "pass"], timeout=60, check=True, stderr=subprocess.PIPE)
+        return command
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or str(error).encode()
+    reason = printable(reason.decode(errors="replace").strip().split("\n")[-1])[:200]
     print(f"sandbox: no jail here (bubblewrap does not start: {reason}): only limits apply", file=sys.stderr)
     return []
 

@@ -1,6 +1,6 @@
 """A program: what a candidate's forward does, as a list of operators and kernel launches. Both clocks run it.
 
-The recorder writes it (recorder.py), `check` looks at it once, and `Program` runs it row by row. Each tensor is a
+The recorder writes it (recorder.py). `Program` looks at its operators once, and runs it row by row. Each tensor is a
 number: inputs, parameters and constants have theirs before the first row, the results of a row get new ones. A view
 is an operator like any other, so nothing else has to be known of a tensor's memory; PyTorch itself refuses a view that
 does not fit.
@@ -19,10 +19,12 @@ does not fit.
 
 import contextlib
 import copy
+import itertools
 import json
 
 import safetensors.torch
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.verdict import Failed
@@ -34,6 +36,8 @@ REFUSED = {"from_file", "set", "set_", "resize", "resize_", "resize_as", "resize
 MOST_JSON = 2 << 20  # bytes, about 20,000 rows; as Python's objects they are up to 50 times as large
 TORCH_NAMES = {str(value): value for value in vars(torch).values()
                if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))}
+
+MADE_OF_LISTS = {"tuple": tuple, "dict": dict, "complex": lambda parts: complex(*parts)}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tensors in nested values
@@ -56,6 +60,11 @@ def address(tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def kind_of(x):
+    """What a program relies on: of a tensor its dtype, shape and strides, of anything else its value."""
+    return [str(x.dtype), [*x.shape], [*x.stride()]] if isinstance(x, torch.Tensor) else x
+
+
 def raw(tensor):
     """All bytes of a tensor's storage, as a uint8 tensor."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.detach().untyped_storage())
@@ -76,7 +85,7 @@ def write(value, number):
     if isinstance(value, tuple):
         return {"tuple": [write(item, number) for item in value]}
     if isinstance(value, dict):
-        return {"dict": [[write(key, number), write(item, number)] for key, item in value.items()]}
+        return {"dict": [write([*item], number) for item in value.items()]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, torch.device) or str(value) in TORCH_NAMES:
@@ -93,13 +102,9 @@ def read(value, values, device=None):
     (kind, content), = value.items()
     if kind == "value":
         return values[content]
-    if kind == "tuple":
-        return tuple(read(content, values, device))
-    if kind == "dict":
-        return {key: read(item, values, device) for key, item in content}
-    if kind == "complex":
-        return complex(*content)
-    return TORCH_NAMES.get(content, device)
+    if kind == "torch":
+        return TORCH_NAMES.get(content, device)
+    return MADE_OF_LISTS[kind](read(content, values, device))
 
 
 def numbers_in(value) -> set:
@@ -141,8 +146,10 @@ def unpacked(data) -> dict:
 
 
 def operator_of(name):
-    """PyTorch's operator of a recorded "name.overload". Raises ValueError for any other attribute."""
+    """PyTorch's operator of a recorded "name.overload". Raises Failed, and ValueError for any other attribute."""
     base, overload = name.split(".")
+    if base in REFUSED:
+        raise Failed(f"aten.{base} is not supported in a recorded forward")
     operator = getattr(getattr(torch.ops.aten, base), overload)
     if not isinstance(operator, torch._ops.OpOverload):
         raise ValueError
@@ -152,51 +159,43 @@ def operator_of(name):
 def flat(rows):
     """Yields rows, and in place of an autotuned kernel's row those of its configurations."""
     for row in rows:
-        if row[0] == "tuned":
-            for configuration in row[1]:
-                yield from flat(configuration)
-        else:
-            yield row
+        yield from flat(itertools.chain(*row[1])) if row[0] == "tuned" else [row]
 
 
 def launches_in(rows) -> list:
     return [row[1] for row in flat(rows) if row[0] == "launch"]
 
 
-def check(rows):
-    """Look at the operators of rows once, before anything of them runs. Raises Failed, and ValueError.
-
-    Whatever passes may be wrong or slow: a number that no row has defined raises KeyError when it is used.
-    """
-    for row in flat(rows):
-        if row[0] == "operator":
-            name = row[1].split(".")[0]
-            if name in REFUSED:
-                raise Failed(f"aten.{name} is not supported in a recorded forward")
-            operator_of(row[1])
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Running it
+
+
+class Mode(TorchDispatchMode):
+    """While active, sees each operator that PyTorch calls."""
+
+    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
 
 class Program:
     """A recorded program on a device.
 
     kernels    the names of those that it launches, each once
+    operators  {name: operator} of those that it calls
     kept       {number: tensor} of parameters and constants, which live from one forward to the next
     """
 
     def __init__(self, recording, device, launcher, room):
-        """Raises Failed. room: bytes that its constants may take.
+        """Raises Failed, before anything of it runs. room: bytes that its constants may take.
 
+        Whatever passes may be wrong or slow: a number that no row has defined raises KeyError when it is used.
         launcher: launches compiled kernels, see judgement.Interpreted and measured.Binaries.
         """
         program = recording["program"]
-        check(program["rows"])
+        self.rows = program["rows"]
+        self.operators = {row[1]: operator_of(row[1]) for row in flat(self.rows) if row[0] == "operator"}
+        self.kernels = list(dict.fromkeys(launch["kernel"] for launch in launches_in(self.rows)))
         if sum(place[4] for place in program["constants"].values()) > room:
             raise Failed("its constants take much more memory than the task's tensors")
-        self.rows = program["rows"]
         self.inputs = program["inputs"]
         self.output = program["output"]
         self.state = program["state"]
@@ -207,7 +206,6 @@ class Program:
         self.device = torch.device(device)
         self.launcher = launcher
         self.kept, self.chosen = {}, {}  # chosen: {position of an autotuned row: its quickest configuration}
-        self.kernels = list(dict.fromkeys(launch["kernel"] for launch in launches_in(self.rows)))
         self.last_uses = {}  # {position of a row: numbers that no later one uses}
         used = {*self.inputs, *self.state.values(), *self.constants} | numbers_in(self.output)
         for position in reversed(range(len(self.rows))):
@@ -239,7 +237,7 @@ class Program:
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
         poison: what memory that no row has written holds: "nan", or "random" bytes; "noise", which is finite, where
         kernels are left out; None: whatever is there.
-        observer: a dispatch mode that sees each operator, and whose `launch` does each launch; see prices.Operators.
+        observer: a Mode, whose `launch` does each launch; see prices.Operators.
         """
         values = self.kept | dict(zip(self.inputs, inputs, strict=True))
         for number in self.returned:  # new memory in each forward: what an earlier one has left there does not count
@@ -270,7 +268,7 @@ class Program:
 
     def operator(self, row, values, poison, observer):
         _, name, args, kwargs, results = row
-        func, name = operator_of(name), name.split(".")[0]
+        func, name = self.operators[name], name.split(".")[0]
         args, kwargs = read(args, values, self.device), read(kwargs, values, self.device)
         with observer or contextlib.nullcontext():
             out = func(*args, **kwargs)
@@ -284,16 +282,14 @@ class Program:
     def quickest(self, configurations, values):
         """The rows of the quickest configuration of an autotuned kernel. Each runs once, on copies of its memory."""
         times = []
-        last = None
         for rows in configurations:
             # Tensors that share memory do so in the copies, too.
             copies = copy.deepcopy({number: values[number] for number in numbers_in(rows) if number in values})
             try:
                 times.append((self.launcher.trial(lambda: [self.step(row, copies) for row in rows]), rows))
-            except Failed as error:
-                last = error.with_traceback(None)  # which holds tensors
-        if not times:
-            raise last
+            except Failed:
+                if rows is configurations[-1] and not times:
+                    raise
         return min(times, key=lambda entry: entry[0])[1]
 
 

@@ -13,7 +13,9 @@ import os
 import pickle
 import resource
 import sys
+import tomllib
 import types
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import torch
@@ -24,19 +26,14 @@ from triton.runtime import autotuner, driver, jit
 
 from judge.forward import PretendCuda, Recorder, launch, launch_tuned, record
 from judge.processes import begin_server, serve_orders
-from judge.program import TORCH_NAMES, launches_in, packed
+from judge.program import launches_in, packed
 from judge.reference import load_module, seed_everything
 from judge.verdict import Failed, describe, failure
 
 COMPILE_SECONDS = 20  # of a CPU, for all kernels of a candidate
 RUN = jit.JITFunction.run  # another stands in its place
 TENSOR = torch.tensor
-H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141 << 30, "major": 9, "minor": 0,
-        "warp_size": 32, "max_threads_per_multi_processor": 2048, "L2_cache_size": 60 << 20,
-        "regs_per_multiprocessor": 65536, "shared_memory_per_multiprocessor": 228 << 10,
-        "shared_memory_per_block": 48 << 10, "shared_memory_per_block_optin": 227 << 10, "max_threads_per_block": 1024,
-        "clock_rate": 1_980_000, "memory_clock_rate": 3_201_000,
-        "memory_bus_width": 6144}  # what a candidate finds where no GPU is
+H200 = tomllib.loads(Path(__file__).with_name("h200.toml").read_text())["properties"]  # found where no GPU is
 SHARED_MEMORY = 227 << 10  # bytes that a program of a kernel may use
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -101,19 +98,15 @@ def compile_all(recorder, text) -> dict:
     resource.setrlimit(resource.RLIMIT_CPU, (min(most, hard), hard))  # see processes.watch
     compiled = {}  # {a kernel as Triton has compiled it: its number}
     for row in recorder.rows:
-        good, failed = [], None
         alternatives = row[1] if row[0] == "tuned" else [[row]]
-        for rows in alternatives:
+        for rows in list(alternatives):
             try:
                 for entry in launches_in(rows):
                     compile_launch(entry, recorder.calls[id(entry)], compiled, text)
-                good.append(rows)
-            except Failed as error:
-                failed = error
-        if failed and not good:
-            raise failed
-        if row[0] == "tuned":
-            row[1] = good
+            except Failed:
+                alternatives.remove(rows)
+                if not alternatives:
+                    raise
     return compiled
 
 
@@ -127,14 +120,12 @@ def compile_launch(entry, call, compiled, text):
     except Exception as error:
         raise compile_error(error, kernel, text) from None
     entry["compiled"] = compiled.setdefault(result, len(compiled))
-    arguments = []
-    for name, kind in result.src.signature.items():
-        arguments += taken(kind, entry["arguments"][name])
-    entry["arguments"] = arguments
+    kinds = result.src.signature
+    entry["arguments"] = taken(tuple(kinds.values()), {"tuple": [entry["arguments"][name] for name in kinds]})
 
 
 def taken(kind, value) -> list:
-    """[[type, value]] of what a compiled kernel takes of a parameter. kind: its type; a tuple has several."""
+    """[[type, value]] of what a compiled kernel takes of a parameter. kind: its type; a tuple's types as a tuple."""
     if isinstance(kind, tuple):
         return sum(map(taken, kind, value["tuple"]), [])
     if kind == "constexpr":
@@ -156,10 +147,9 @@ def check_limits(metadata, grid):
 def description(result, on_gpu) -> dict:
     """What the judge needs to launch a kernel: with a GPU its machine code, without one the text of Triton's IR."""
     metadata = result.metadata
-    if not on_gpu:
-        return {"name": metadata.name, "code": str(result.asm["ttir"]).encode()}
-    return {"name": metadata.name, "code": result.asm["cubin"], "shared": metadata.shared,
-            "scratch": metadata.global_scratch_size, "num_warps": metadata.num_warps, "num_ctas": metadata.num_ctas}
+    code = result.asm["cubin"] if on_gpu else str(result.asm["ttir"]).encode()
+    return {"name": metadata.name, "code": code, "shared": metadata.shared, "scratch": metadata.global_scratch_size,
+            "num_warps": metadata.num_warps, "num_ctas": metadata.num_ctas}
 
 
 def compile_error(error, kernel, text):
@@ -177,13 +167,6 @@ def compile_error(error, kernel, text):
 # One candidate
 
 
-def without_values(entry):
-    """An input from the blueprint."""
-    if "value" in entry:
-        return entry["value"]
-    return torch.empty_strided(entry["shape"], entry["stride"], dtype=TORCH_NAMES[entry["dtype"]], device="meta")
-
-
 def answer(order) -> bytes:
     """The recording of a candidate, or why there is none. order: (its text, its task's blueprint), pickled by the trainer."""
     text, blueprint = pickle.loads(order)
@@ -198,7 +181,7 @@ def answer(order) -> bytes:
             stage = "forward"
             seed_everything(blueprint["seed"])
             model = module.ModelNew(*blueprint["arguments"], **blueprint["keywords"])
-        recorder, program = record(model, lambda: list(map(without_values, blueprint["inputs"])), blueprint)
+        recorder, program = record(model, blueprint)
         program["fixed"] |= constructor.reads_parameters
         compiled = [description(result, "gpu" in blueprint) for result in compile_all(recorder, text)]
         return packed({"program": program, "constants": recorder.contents, "compiled": compiled})
@@ -217,7 +200,7 @@ def warm(x):
 def warm_up():
     """Record and compile something: forks of this process find imported and loaded what that takes."""
     pretend_gpu(H200)
-    record(torch.nn.Linear(1, 1), lambda: [torch.empty(1, 1, device="meta")], {"state": {}, "room": 1 << 20})
+    record(torch.nn.Linear(1, 1), {"inputs": [torch.empty(1, 1, device="meta")], "state": {}, "room": 1 << 20})
     RUN(warm, 1.0, grid=None, warmup=True)
     Recorder.active = None
 

@@ -203,10 +203,9 @@ class Reference:
 
     def blueprint(self) -> dict:
         """What a recorder needs to construct ModelNew, and inputs without values."""
+        inputs = tree_map_only(torch.Tensor, lambda x: torch.empty_like(x, device="meta"), self.example)
         blueprint = {"arguments": self.arguments, "keywords": self.keywords, "seed": self.seed, "state": self.summary,
-                     "room": self.room}
-        blueprint["inputs"] = [{"dtype": str(x.dtype), "shape": list(x.shape), "stride": list(x.stride())}
-                               if isinstance(x, torch.Tensor) else {"value": x} for x in self.example]
+                     "room": self.room, "inputs": inputs}
         if self.device.type == "cuda":
             found = inspect.getmembers(torch.cuda.get_device_properties(self.device))
             blueprint["gpu"] = {name: value for name, value in found if isinstance(value, (int, float, str))}

@@ -23,7 +23,6 @@ small values of an output that has far larger ones.
 import math
 from typing import NamedTuple
 
-import numpy
 import torch
 
 STRENGTH, WEAK = 30.0, 3.0  # of a structure; the latter where the reference cannot take the former
@@ -59,20 +58,16 @@ def domain_of(x, other) -> Domain:
         return Domain("fixed")
     low = float(x.min())
     high = float(x.max())
-    size = float(x.abs().max())
     whole = torch.equal(x, x.round())
     if whole and 0 <= low and high <= 1:
         return Domain("fixed")
     sums = low >= 0 and bool((x.sum(-1, dtype=torch.float32) - 1).abs().max() < 2e-3)
-    if low < 0:
-        kind = "negative" if high <= 0 else "signed"
-    elif sums:
-        kind = "sums"
-    else:
-        kind = "unit" if high <= 1 else "positive"
+    kinds = {"sums": sums, "negative": low < 0 and high <= 0, "signed": low < 0, "unit": high <= 1, "positive": True}
+    kind = next(kind for kind, holds in kinds.items() if holds)
+    zero = not sums and float(x.abs().min()) < 0.01 * max(-low, high)
     sparse = int((x == 0).sum()) > 0.05 * x.numel()
     symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
-    return Domain(kind, not sums and float(x.abs().min()) < 0.01 * size, sparse, whole, symmetric)
+    return Domain(kind, zero, sparse, whole, symmetric)
 
 
 def up(x, kind, amount):
@@ -83,21 +78,14 @@ def down(x, kind, amount):
     return x - amount if kind == "signed" else x / amount
 
 
-def neighbours(x):
-    """A mask of some neighbours in each row, few or many."""
+def some(x, spread):
+    """A mask of some values in each row, few or many: neighbours, or every Nth if `spread`."""
     n = x.shape[1]
     uniform = torch.rand(2, len(x), 1, device=x.device)
     members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
-    return torch.arange(n, device=x.device) // members == (uniform[1] * n).int() // members
-
-
-def spread(x):
-    """A mask of every Nth value in each row."""
-    n = x.shape[1]
-    uniform = torch.rand(2, len(x), 1, device=x.device)
-    members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
+    place, first = torch.arange(n, device=x.device), (uniform[1] * n).int()
     stride = n // members.clamp(2, n)
-    return torch.arange(n, device=x.device) % stride == (uniform[1] * n).int() % stride
+    return place % stride == first % stride if spread else place // members == first // members
 
 
 def constant(x):
@@ -121,10 +109,10 @@ def chance(x, share):
 STRONG = {
     "high": up,
     "low": down,
-    "high neighbours": lambda x, kind, amount: torch.where(neighbours(x), up(x, kind, amount), x),
-    "low neighbours": lambda x, kind, amount: torch.where(neighbours(x), down(x, kind, amount), x),
-    "every Nth high": lambda x, kind, amount: torch.where(spread(x), up(x, kind, amount), x),
-    "every Nth low": lambda x, kind, amount: torch.where(spread(x), down(x, kind, amount), x),
+    "high neighbours": lambda x, kind, amount: torch.where(some(x, False), up(x, kind, amount), x),
+    "low neighbours": lambda x, kind, amount: torch.where(some(x, False), down(x, kind, amount), x),
+    "every Nth high": lambda x, kind, amount: torch.where(some(x, True), up(x, kind, amount), x),
+    "every Nth low": lambda x, kind, amount: torch.where(some(x, True), down(x, kind, amount), x),
     "scaled": lambda x, kind, amount: x / amount if kind == "unit" else x * amount,
     "large constant": lambda x, kind, amount: constant(x) * (1 if kind == "unit" else amount.log2().round().exp2()),
 }
@@ -150,16 +138,14 @@ def vary(x, domain, trial, start, strengths):
     sequences), all but the first (samples), or all but the second (channels), in turn. Rows get one structure after the
     other, beginning with number `start`, and a trial goes on where the one before it ended.
     """
+    if domain.kind == "negative":
+        return -vary(-x, domain._replace(kind="positive"), trial, start, strengths)
     names = [name for name in strengths if domain.zero or name not in NEAR_ZERO]
     if domain.kind == "fixed" or not names:
         return x
     dims = list(range(x.dim()))
     within = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]][(trial - 1) % 4]
     result = x.clone()
-    kind = domain.kind
-    if kind == "negative":
-        result = -x
-        kind = "positive"
     turned = result.permute([dim for dim in dims if dim not in within] + within)
     rows = turned.reshape(-1, math.prod(turned.shape[-len(within):]))  # a view, if that is possible
     for number, name in enumerate(names):
@@ -168,18 +154,16 @@ def vary(x, domain, trial, start, strengths):
             uniform = torch.rand(len(part), 1, device=x.device)
             # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
             exponent = torch.where(uniform < 0.5, 0.15 + 0.7 * uniform, 1.0)
-            part.copy_(STRUCTURES[name](partly_sorted(part), kind, strengths[name] ** exponent))
+            part.copy_(STRUCTURES[name](partly_sorted(part), domain.kind, strengths[name] ** exponent))
     if rows.data_ptr() != result.data_ptr():
         turned.copy_(rows.view(turned.shape))
-    if domain.kind == "negative":
-        result = -result
     if domain.sparse:
         result = torch.where(x == 0, x, result)
     if domain.whole:
         result = result.round()
     if domain.symmetric:
         result.copy_(result.tril() + result.tril(-1).mT)
-    return result / result.sum(-1, keepdim=True) if kind == "sums" else result
+    return result / result.sum(-1, keepdim=True) if domain.kind == "sums" else result
 
 
 def nearby(x, domain, apart):
@@ -248,7 +232,7 @@ def compare(expected, got, bounds):
         errors = errors_of(x, y, spread, UNITS)
         count = int((errors > t).sum())
         if count > share * x.numel():
-            place = tuple(map(int, numpy.unravel_index(int(errors.argmax()), x.shape)))
+            place = tuple(map(int, torch.unravel_index(errors.argmax(), x.shape)))
             return (f"wrong values: {max(count / x.numel(), 0.01):.0%} of {name} {list(x.shape)}, worst at "
                     f"{list(place)}: expected {x[place].item():.4g}, got {y[place].item():.4g}")
     return None

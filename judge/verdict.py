@@ -77,20 +77,20 @@ def describe(error, path=""):
     """(one line of text, line number in the file `path` or None) for an exception."""
     lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
     line = lines[-1] if lines else getattr(error, "lineno", None)
-    text = str(error)
-    text = " ".join(printable(text.replace("\n", " ")).split())
-    # In a confined process PyTorch raises another error for want of memory: it may not ask NVML who holds it.
-    name = "OutOfMemoryError" if "NVML_SUCCESS" in text else type(error).__name__
+    text = " ".join(printable(error).split())
+    name = type(error).__name__
+    if "NVML_SUCCESS" in text:  # in a confined process PyTorch, short of memory, may not ask NVML who holds it
+        name = "OutOfMemoryError"
     return f"{name}: {text}"[:300] if text else name, line
 
 
-def numbered(code, line, around=2) -> str:
-    """The candidate's lines around `line`, numbered, or an empty string."""
+def numbered(code, line) -> str:
+    """The candidate's lines around `line`, two on either side, numbered, or an empty string."""
     lines = code.split("\n")
     if not isinstance(line, int) or not 0 < line <= len(lines):
         return ""
     excerpt = []
-    for number in range(max(line - around, 1), min(line + around, len(lines)) + 1):
+    for number in range(max(line - 2, 1), min(line + 2, len(lines)) + 1):
         mark = ">" if number == line else " "
         excerpt.append(f"{number:4d}{mark} {lines[number - 1]}")
     return "\n".join(excerpt)[:600]

@@ -223,13 +223,16 @@ class Run:
 
     # --- functions of elements: of reductions, of scans, of tl.map_elementwise
 
-    def elementwise(self, region, values):
-        """Run a region on the elements of equally shaped values: there, each element is a program of its own."""
+    def elementwise(self, region, values, counted=0.0):
+        """Run a region on the elements of equally shaped values: there, each element is a program of its own.
+
+        counted: how often each of its instructions counts; 0: the caller has counted them.
+        """
         inner, flops = copy.copy(self), self.counts.flops
         inner.programs = inner.running = values[0].numel()
         inner.active = torch.ones(inner.programs, dtype=torch.bool)
         results = inner.blocks(region, [value.reshape(-1) for value in values])
-        self.counts.flops = flops  # its caller counts
+        self.counts.flops = flops + counted * (self.counts.flops - flops)
         return [result.expand(inner.programs).view(values[0].shape) for result in results]
 
     def begin_reduction(self, operation, values):
@@ -263,8 +266,8 @@ class Run:
         return [value.flip(dimensions).movedim(0, operation.integer("axis") + 1) for value in values]
 
     def tt_map_elementwise(self, operation, *values):
-        self.count(values[0], len(list(all_operations(operation.regions[0]))))
-        return self.elementwise(operation.regions[0], torch.broadcast_tensors(*values))
+        values = torch.broadcast_tensors(*values)
+        return self.elementwise(operation.regions[0], values, self.running / len(values[0]))
 
     # --- memory
 

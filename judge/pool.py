@@ -27,7 +27,7 @@ from tasks import TaskError, elements
 
 MOST_BYTES = 256_000  # of a candidate's text
 MOST_VERDICTS = 10_000  # that are remembered
-BYTES_PER_ELEMENT = 30  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
+BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
 GPU_SECONDS = 20  # that a judge may check, or time, a candidate, without waiting for the GPU
 CLOSED = "the sandbox is closed"
 

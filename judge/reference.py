@@ -134,14 +134,16 @@ class Reference:
             return tensor
         seed_torch(self.derive("perturbed", name))
         dtype = torch.promote_types(tensor.dtype, torch.float32)
-        noise = torch.rand(3, *tensor.shape, dtype=dtype, device=tensor.device)
+        noise = functools.partial(torch.rand, tensor.shape, dtype=dtype, device=tensor.device)
         matrix = tensor.dim() > 1 and len(tensor) > 1
         usual = 1 / math.sqrt(max(tensor[0].numel(), 1)) if matrix else 1.0
         least = 0.2 * max(usual, min(1.0, scale_of(tensor, False)[1]))
-        size = torch.maximum(tensor.abs() * (0.8 + 0.4 * noise[0]), least * (0.5 + 0.5 * noise[1]))
+        size = tensor.abs() * (0.8 + 0.4 * noise())
+        size = torch.maximum(size, least * (0.5 + 0.5 * noise()))
         negative = tensor < 0
         if parameter and flip:
-            negative ^= noise[2] <= noise[2].median()
+            order = noise()
+            negative ^= order <= order.median()
         return torch.where(negative, -size, size).to(tensor.dtype)
 
     def state(self, perturbed) -> dict:

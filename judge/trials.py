@@ -96,9 +96,11 @@ def constant(x):
 
 def partly_sorted(x):
     """Half of the rows sorted, up or down."""
-    rising = x.sort(1).values
-    uniform = torch.rand(len(x), 1, device=x.device)
-    return torch.where(uniform < 0.25, rising, torch.where(uniform < 0.5, rising.flip(1), x))
+    result, uniform = x.clone(), torch.rand(len(x), device=x.device)
+    rising, falling = uniform < 0.25, (0.25 <= uniform) & (uniform < 0.5)
+    result[rising] = x[rising].sort(1).values
+    result[falling] = x[falling].sort(1).values.flip(1)
+    return result
 
 
 def chance(x, share):

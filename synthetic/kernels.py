@@ -87,6 +87,7 @@ class Kernel:
         self.lines = []
         self.steps = []
         self.local = {}  # number of a value that the kernel computes -> its variable
+        self.body = []  # lines of its code, filled in by `complete`
 
     # ---- operands
 
@@ -284,10 +285,12 @@ class Kernel:
         return [Line(operand.name, operand.load, "element" if re.search("idx|offs", operand.load) else "number")
                 for operand in self.operands.values() if operand.load]
 
-    def body(self) -> list[str]:
-        """The lines that load, compute and store."""
-        if self.kind == "sweep":
-            return self.sweep()
+    def complete(self):
+        """Write the body: the lines that load, compute and store. After this, no step can be added."""
+        self.body = self.sweep() if self.kind == "sweep" else self.straight()
+
+    def straight(self) -> list[str]:
+        """The body without a loop: a program holds all elements that it needs."""
         out = [str(line) for line in self.loads()]
         for line in self.lines:
             text = line.text
@@ -349,7 +352,7 @@ class Kernel:
         elif self.dims:
             fields |= self.row_fields(main)
         template = TEMPLATES["elements" if self.kind in ("fused", "partial_sums") else self.kind]
-        text = template.format(body="\n    ".join(self.body()), **fields)
+        text = template.format(body="\n    ".join(self.body), **fields)
         return re.sub(r"\n +(?=\n    )", "", text)
 
     def row_fields(self, main) -> dict:
@@ -370,6 +373,17 @@ class Kernel:
             index = ", dtype=torch.int64" * (self.lines[-1].how == "first")
             fields["out"] = f"{main}.new_empty({main}.shape[:{before}]{ones}{after}{index})"
         return fields
+
+
+def is_broadcast(value, full) -> bool:
+    """Whether a pointwise kernel over the shape `full` would read a tensor at the remainder of an index, or not at all:
+    with a size of 1 between other ones."""
+    if not value.shape:
+        return False
+    block = [i for i, size in enumerate(value.shape, start=len(full) - len(value.shape)) if size != 1]
+    if block and block[-1] - block[0] >= len(block):
+        return True
+    return bool(block) and block[0] > 0 and tuple(value.shape) != tuple(full)
 
 
 def _loop(elements, last) -> str:

@@ -109,7 +109,7 @@ def fields_of(spelling) -> tuple:
     return tuple(dict.fromkeys(re.findall(r"{(\w+)}", spelling)))
 
 
-@dataclass
+@dataclass(eq=False)  # hashed by identity
 class Program:
     """A problem as steps, with what its constructor and its inputs need."""
 

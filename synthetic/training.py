@@ -11,6 +11,7 @@ list of hashes is enough to check it, so we need not ship KernelBench's problems
 """
 
 import ast
+import functools
 import hashlib
 import itertools
 import random
@@ -153,6 +154,8 @@ def _applied(node, layers, own) -> list[str]:
 
     own: names of the problem's classes and methods. A call of one does not count, since its own operators do.
     """
+    if not isinstance(node, (ast.BinOp, ast.AugAssign, ast.UnaryOp, ast.Call)):
+        return []
     if all(n.id == "math" for n in ast.walk(node) if isinstance(n, ast.Name)):
         return []  # an expression of `math` alone is a number, such as math.sqrt(2 / math.pi)
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
@@ -169,6 +172,7 @@ def _applied(node, layers, own) -> list[str]:
     return [_spelled(name) for name in names if name not in own]
 
 
+@functools.cache
 def _spelled(name) -> str:
     """The one spelling of an operator's name.
 

@@ -6,7 +6,6 @@ Each step runs on PyTorch's meta device when it is drawn (tensors without data),
 import keyword
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
 import torch.nn as nn
@@ -14,6 +13,9 @@ import torch.nn.functional as F
 
 from synthetic.program import (EXPRESSIONS, OPERATORS, PROSE, RESERVED, SYLLABLES, WORDS, Dice, Program, Step, Value,
                                fields_of)
+
+
+_OF_MODULES = dir(nn.Module)
 
 
 class Draft(Dice):
@@ -28,11 +30,11 @@ class Draft(Dice):
     def __init__(self, seed, clutter=False, plain=False):
         super().__init__(f"program {seed}")
         self.program = Program(seed, clutter)
-        self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}  # of its torch code
+        self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": nn.Module()}  # of its torch code
         self.count = 0  # the number of the last value
         self.clutter, self.plain = clutter, plain
         # "t" is the variable of steps inside an expression: no problem has another of this name.
-        self.used = {"torch", "nn", "F", "Model", "math", "self", "t", *keyword.kwlist, *dir(nn.Module)}
+        self.used = {"torch", "nn", "F", "Model", "math", "self", "t", *keyword.kwlist, *_OF_MODULES}
         usual = "x x x x x x x x A A inputs inp feats tokens signal scores logits"
         self.variable = self.pick(*usual.split()) if self.chance(0.7) else self.new_variable(usual)
         self.used |= {self.variable, "B"}
@@ -209,9 +211,19 @@ class Draft(Dice):
             operands[field_name] = self.value(factor.format(**texts))
         if step.operator.kind in ("row", "group"):
             attributes["dims"] = self.dimensions(step)
-        self.space[target] = self.evaluate(step.expression())
-        self.program.steps.append(replace(step, result=self.value(target)))
+        self.space[target] = self.run(step)
+        self.count += 1
+        result = Value(target, tuple(self.space[target].shape), self.count)
+        self.program.steps.append(replace(step, result=result))
         return self.program.steps[-1].result
+
+    def run(self, step) -> torch.Tensor:
+        """The result of a step, without data. Most need no call, which is slow: their operands are broadcast."""
+        if step.operator.kind not in ("pointwise", "batch", "group") or step.name == "diagonal":
+            return self.evaluate(step.expression())
+        shapes = [value.shape for value in step.operands.values() if value.shape is not None]
+        tensors = torch.broadcast_tensors(*[torch.empty(shape, device="meta") for shape in shapes])
+        return torch.empty(tensors[0].shape, device="meta")
 
     def layer_values(self, step) -> dict:
         """What a kernel reads of a layer of the model: parameters, in a shape that broadcasts, and numbers."""
@@ -307,6 +319,7 @@ class Draft(Dice):
             b = self.pick(*sizes, "2", "8")
             layer = "nn." + self.pick(*WORDS["unused_layers"]).format(a=a, b=b, k=self.pick(1, 2, 3))
             name = self.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
+            setattr(self.space["self"], name, self.evaluate(layer))
             p.init.insert(self.r.randint(0, len(p.init)), f"self.{name} = {layer}")
         return defaults
 
@@ -329,7 +342,10 @@ class Draft(Dice):
                 steps[i - 1] = replace(before, result=inner, inline=True)
                 operands = {name: inner if value == before.result else value for name, value in step.operands.items()}
                 steps[i] = replace(step, operands=operands)
-        return replace(self.program, family=family, returned=returned)
+        shapes = [value.shape for value, _ in self.program.inputs] + [last.result.shape]
+        shapes += [parameter.shape for parameter in self.space["self"].parameters()]
+        elements = sum(map(math.prod, shapes))
+        return replace(self.program, family=family, returned=returned, elements=elements)
 
     def fits_inside(self, before, step) -> bool:
         """Whether problems can write `before` inside the next step, which reads its result once and alone."""

@@ -270,7 +270,7 @@ class Writer:
         """All examples made from one seed; none when its problem is unfit. With a sandbox, executed trajectories."""
         program = draw(seed, clutter=seed % 3 > 0)
         task = task_of(program)
-        if unfit(task, self.evaluation) is not None or not solution(program, ALL):
+        if unfit(task, self.evaluation, program.elements) is not None or not solution(program, ALL):
             return []
         rng = random.Random(f"examples {seed}")
         if self.sandbox:

@@ -116,6 +116,7 @@ class Program:
     seed: int
     clutter: bool  # whether it is written with much that nothing uses
     family: str = ""
+    elements: int = 0  # of inputs, parameters and output
     steps: list = field(default_factory=list)
     inputs: list = field(default_factory=list)  # (Value, expression in get_inputs)
     args: list = field(default_factory=list)  # constructor arguments: (name, annotation, constant that feeds it)

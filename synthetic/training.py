@@ -38,7 +38,8 @@ def family_tasks(seed, device="cpu"):
     """
     evaluation = evaluation_fingerprints()
     for n in itertools.count():
-        task = fit(task_of(draw(seed * 1_000_003 + n, clutter=True, plain=True)), evaluation, device)
+        program = draw(seed * 1_000_003 + n, clutter=True, plain=True)
+        task = fit(task_of(program), evaluation, device, program.elements)
         if task:
             yield task
 
@@ -56,12 +57,13 @@ def training_tasks(seed, device="cpu"):
 SYNTHESISED = {"synth": training_tasks}  # --tasks NAME -> function of (seed, device), an endless iterator over Tasks
 
 
-def fit(task, evaluation, device) -> Task | None:
+def fit(task, evaluation, device, size=None) -> Task | None:
     """A synthesised task as it is trained on, or None if it is unfit.
 
-    On a GPU it gets a larger batch. A problem is left out of which some layer then has gigabytes of weights.
+    On a GPU it gets a larger batch. A problem is left out of which some layer then has gigabytes of weights. size: see
+    `unfit`.
     """
-    if unfit(task, evaluation) is not None:
+    if unfit(task, evaluation, size) is not None:
         return None
     if device != "cpu":
         task = scale_batch(task, GPU_BATCH_FACTOR)
@@ -203,19 +205,21 @@ def evaluation_fingerprints() -> frozenset[str]:
     return frozenset(known | set((PROBLEMS / "kernelbench_fingerprints.txt").read_text().split()))
 
 
-def unfit(task, evaluation) -> str | None:
+def unfit(task, evaluation, size=None) -> str | None:
     """Why a problem may not be trained on, or None if it may.
 
     It must not be near an evaluation problem. As in the CUDA Agent paper it must run, return finite tensors, be
     deterministic, and depend on its inputs: else a kernel that ignores them is correct. It is run in this process,
-    because it is ours or the user's, unless it has more than MOST_CHECKED elements.
+    because it is ours or the user's, unless it has more than MOST_CHECKED elements. size: how many, if that is known.
     """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
-    if elements(task.source, MOST_CHECKED) > MOST_CHECKED:
+    if size is None:
+        size = elements(task.source, MOST_CHECKED)
+    if size > MOST_CHECKED:
         return None
     try:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed takes a millisecond to remember who asked for CUDA's
         with warnings.catch_warnings(action="ignore"), torch.no_grad():  # no warnings of rejected problems
             model, get_inputs = construct(task.source)
             inputs = get_inputs()

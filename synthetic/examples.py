@@ -9,10 +9,12 @@ Selection usually, not always, picks what fits, and Summary what the best answer
 policy can follow skills and feedback but does not do so reliably on its own: every role has something to gain from RL.
 """
 
+import gc
 import hashlib
 import itertools
 import json
 import multiprocessing
+import os
 import random
 import re
 import signal
@@ -287,16 +289,18 @@ class Writer:
 # Many examples, in several processes.
 
 
-def in_processes(maker, arguments, items, size, processes, title) -> list:
-    """What a function makes of each item, joined; it returns a list. Each process has its own: maker(*arguments).
+def in_processes(start, items, size, processes, title) -> list:
+    """What a function makes of each item, joined; it returns a list. start: called in each process, returns it.
 
-    size: items that a process is given at a time. The result does not depend on the number of processes. No process
-    outlives this call or, if that is killed, the caller.
+    size: items that a process is given at a time. The result does not depend on the number of processes. They are
+    forked, since importing PyTorch anew takes each longer than its work, and have one thread each, since PyTorch's
+    threads do not survive a fork. No process outlives this call or, if that is killed, the caller.
     """
-    chunks = [items[i:i + size] for i in range(0, len(items), size)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (maker, *arguments)) as pool:
+    firsts = range(0, len(items), size)
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, context, _start, (start, items, size)) as pool:
         try:
-            parts = tqdm(pool.map(_make_all, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
+            parts = tqdm(pool.map(_make_part, firsts), desc=title, total=len(firsts), unit="chunk", disable=None)
             return list(itertools.chain.from_iterable(parts))
         except KeyboardInterrupt:
             for process in multiprocessing.active_children():
@@ -304,15 +308,19 @@ def in_processes(maker, arguments, items, size, processes, title) -> list:
             raise
 
 
-def _start(maker, *arguments):
-    global _make
+def _start(start, *work):
+    global _make, _work
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    gc.freeze()  # else its collections would copy what the processes share
     torch.set_num_threads(1)
-    _make = maker(*arguments)
+    _work = work
+    _make = start()
 
 
-def _make_all(items) -> list:
-    return list(itertools.chain.from_iterable(map(_make, items)))
+def _make_part(first) -> list:
+    items, size = _work
+    return list(itertools.chain.from_iterable(map(_make, items[first:first + size])))
 
 
 def sandbox_if(execute) -> Sandbox | None:
@@ -320,10 +328,13 @@ def sandbox_if(execute) -> Sandbox | None:
     return Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
 
 
-def _writer(execute):
-    return Writer(sandbox_if(execute)).write
-
-
 def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:
     """Examples from `problems` consecutive seeds."""
-    return in_processes(_writer, (execute,), range(first_seed, first_seed + problems), 50, processes, title)
+    writer = Writer(None)
+
+    def start():
+        writer.sandbox = sandbox_if(execute)
+        return writer.write
+
+    size = 2 if execute else 50  # running them takes long, and all processes should end at about the same time
+    return in_processes(start, range(first_seed, first_seed + problems), size, processes, title)

@@ -199,19 +199,6 @@ class Lesson:
 # Many of them, as token ids
 
 
-def _writer(tokenizer, brief, execute):
-    chat = Chat(tokenizer)
-    sandbox = sandbox_if(execute)
-
-    def write(seed) -> list:
-        """The encoded lesson of a seed (chat/rows.py), or nothing."""
-        lesson = Lesson(seed, brief)
-        example = lesson.executed(sandbox) if execute else lesson.write()
-        return [encode(chat, example.messages, example.tool, example.unlearnt)] if example else []
-
-    return write
-
-
 def sample_lessons(number) -> list[Example]:
     """Some lessons of both kinds as texts, from which the tokenizer learns their words."""
     written = (Lesson(seed, brief=seed % 3 > 0).write() for seed in range(number))
@@ -219,6 +206,18 @@ def sample_lessons(number) -> list[Example]:
 
 
 def write_lessons(tokenizer, first_seed, number, processes, brief=False, execute=False) -> list:
-    """Encoded lessons from `number` consecutive seeds."""
-    seeds = range(first_seed, first_seed + number)
-    return in_processes(_writer, (tokenizer, brief, execute), seeds, 20 if execute else 500, processes, "lessons")
+    """Encoded lessons (chat/rows.py) from `number` consecutive seeds."""
+    chat = Chat(tokenizer)
+
+    def start():
+        sandbox = sandbox_if(execute)
+
+        def write(seed) -> list:
+            lesson = Lesson(seed, brief)
+            example = lesson.executed(sandbox) if execute else lesson.write()
+            return [encode(chat, example.messages, example.tool, example.unlearnt)] if example else []
+
+        return write
+
+    size = 2 if execute else 100
+    return in_processes(start, range(first_seed, first_seed + number), size, processes, "lessons")

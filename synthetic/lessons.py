@@ -139,7 +139,7 @@ class Lesson:
         if not self.brief:  # now and then one that fits is passed over: answers differ, and RL can tell them apart
             fitting = [pair for pair in fitting if rng.random() < 0.9]
         offered = [s.name for s in candidates if s.name in TECHNIQUES]
-        used = answer(self.chain).used
+        used = answer(self.chain).used if offered else ()
         weighed = offered + [f"{a} before {b}" for a, b in dict.fromkeys(self.chain.pairs())]
         fits = {*used, *(f"{a} before {b}" for a, b in fitting)}
         chosen = {NAME.format(a, b): f"`{a}` stands directly before `{b}`." for a, b in fitting}

@@ -12,6 +12,7 @@ model which of them hold: neither this file nor the expert knows it. Execution f
 HELD_OUT pairs are in no example of the cold start: a run that knows one of them has found it by execution.
 """
 
+import functools
 import itertools
 import random
 from dataclasses import dataclass, replace
@@ -135,6 +136,7 @@ def problem_text(chain, rng, brief=False) -> str:
             f"    return [{source}({rows}, {cols})]\n\n\ndef get_init_inputs():\n    return []\n")
 
 
+@functools.lru_cache(maxsize=8)  # a later turn often repeats the turn before it
 def answer(chain) -> Solution:
     """The expert's solution. Shapes only say what is a row, so any will do: nothing is run."""
     x = chain.variable

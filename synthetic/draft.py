@@ -357,18 +357,11 @@ class Draft(Dice):
 
 # ---- Heads: what a problem begins with
 
-_PLAIN = {2: [("batch_size rows N M", (64, 128, 32, 256)), ("features dim cols width", (1024, 512, 2048, 256))],
-          3: [("batch_size B N", (8, 16, 4)), ("seq_len length T", (64, 32, 128)),
-              ("dim hidden features D", (128, 128, 128))],
-          4: [("batch_size N B", (8, 4, 16)), ("channels features C", (16, 32, 8)), ("height H h", (16, 16, 16)),
-              ("width W w", (32, 32, 16))]}
-
-
 def plain_input(d, *ranks):
     """An input of 2 to 4 dimensions with about 64 K elements."""
-    rank = d.pick(*ranks)
-    which = d.r.randrange(len(_PLAIN[rank][0][1]))
-    for i, (options, sizes) in enumerate(_PLAIN[rank]):
+    dimensions = WORDS["plain_inputs"][str(d.pick(*ranks))]
+    which = d.r.randrange(len(dimensions[0][1]))
+    for i, (options, sizes) in enumerate(dimensions):
         n = d.near(sizes[which]) if i else sizes[which]
         d.dims.append(d.const(options, n))
         if i:

@@ -33,6 +33,7 @@ from selector import recall, selection_messages
 from skills import Skill, SkillLibrary
 from summarizer import summary_messages
 from synthetic.families import draw, task_of
+from synthetic.kernels import TEMPLATES
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution, write_skill
 from synthetic.redundant import TAUGHT, pair_skill
 from synthetic.training import evaluation_fingerprints, unfit
@@ -107,18 +108,9 @@ def summary_example(task, skills, shown, think, written) -> Example:
                         {"think": think, "new_skills": entries}, [s.name for s in written])
 
 
-# The ways in which models break kernels: a pattern, and what stands where it is found.
-_SPOILED = [(r"tl\.maximum", "tl.minimum"), (r"0\.5 \*", "0.6 *"), (r"\n +mask = .*", ""),
-            (r"(return|=) (fused|row)\(", r"\1 \2d("), (r"import triton\.language as tl\n", ""),
-            (r" \+ bias", " - bias"), (r"tl\.program_id\(0\) \* BLOCK", "tl.program_id(0)"), (r"dst_ptr, ", ""),
-            (r"\n +self\.\w+ = .*", ""), (r"(def __init__\(self, )(\w+)", r"\1\2, \2"),
-            (r"\n    # .*\n    \w+ = .*(?=\n    # )", ""), (r"(\n    # .*\n    \w+ = .*)(?=\n    # )", r"\1\1"),
-            (r"\n        \w+ = .*(?=\n        return)", ""), (r"(return|=) (\w+)\((\w+), (\w+)\)", r"\1 \2(\4, \3)")]
-
-
 def spoil(code, rng) -> str:
     """Break a kernel in one of these ways."""
-    for pattern, replacement in rng.sample(_SPOILED, len(_SPOILED)):
+    for pattern, replacement in rng.sample(TEMPLATES["spoiled"], len(TEMPLATES["spoiled"])):
         found = list(re.finditer(pattern, code))
         if found:
             mark = rng.choice(found)

@@ -26,16 +26,9 @@ _WORD = r"[A-Za-z_]\w*"
 ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "pow": ast.Pow}
 DEFAULTS = {"leaky_relu": ("0.01",), "elu": ("1.0",)}
 
-# How a kernel reduces the elements of a row: (first value, an element, how two are joined, how a block is reduced).
-# A line "{s} = sum: {x} * {x}" is such a reduction; "first" gives the index of the first element for which {v} holds.
-REDUCTIONS = {
-    "sum": ("0.0", "tl.where(mask, {v}, 0.0)", "acc + {v}", "tl.sum"),
-    "max": ('float("-inf")', 'tl.where(mask, {v}, float("-inf"))', "tl.maximum(acc, {v})", "tl.max"),
-    "min": ('float("inf")', 'tl.where(mask, {v}, float("inf"))', "tl.minimum(acc, {v})", "tl.min"),
-    "first": ("2147483647", "tl.where(mask & ({v}), offs, 2147483647)", "tl.minimum(acc, {v})", "tl.min")}
-SCANS = ("cumsum", "cumprod")  # running ones: only in a kernel that holds the whole row
-
 TEMPLATES = table("kernels.toml")
+REDUCTIONS = TEMPLATES["reductions"]
+SCANS = ("cumsum", "cumprod")  # running ones: only in a kernel that holds the whole row
 
 
 class Unsupported(Exception):

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from command.progress import in_words
 from synthetic import redundant
 from synthetic.families import draw, task_of
-from synthetic.program import OPERATORS
+from synthetic.program import OPERATORS, WORDS
 from tasks import GPU_BATCH_FACTOR, PROBLEMS, Task, TaskError, construct, elements, listed_tasks, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
@@ -106,16 +106,12 @@ def in_random_order(tasks, rng, fitness):
 # ----------------------------------------------------------------------------------------------------------------------
 # Which problems are near each other
 
-# Names are compared in lower case, without underscores and a final "loss". Alternative name -> the name that we use.
-_SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
-              "multiply": "mul", "divide": "mul", "div": "mul", "subtract": "sub", "max": "amax", "min": "amin",
-              "swish": "silu", "mm": "matmul", "bmm": "matmul", "inner": "matmul", "linear": "matmul",
-              "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt", "pow": "mul"}
+_NEUTRAL = set(WORDS["near"]["neutral"]["calls"].split())
+_SPELLINGS = {}  # another name of an operator -> the name that we use
+for _name, _others in WORDS["near"]["spellings"].items():
+    _SPELLINGS |= dict.fromkeys(_others.split(), _name)
 # Python's operators. A division counts as a product, since x / 2 can be written as x * 0.5.
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "mul", ast.Pow: "mul", ast.MatMult: "matmul"}
-# Calls that do not count, such as those that only change a tensor's shape, type or device.
-_NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
-            "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
 
 
 def operators(source) -> list[str]:

@@ -36,20 +36,18 @@ def family_tasks(seed, device="cpu"):
 
     Their names are ordinary ones, since skills quote them.
     """
-    evaluation = evaluation_fingerprints()
     for n in itertools.count():
         program = draw(seed * 1_000_003 + n, clutter=True, plain=True)
-        task = fit(task_of(program), evaluation, device, program.elements)
+        task = fit(task_of(program), device, program.elements)
         if task:
             yield task
 
 
 def training_tasks(seed, device="cpu"):
     """Endless stream of problems that are fit to train on: of three, two are of redundant.py and one of families.py."""
-    evaluation = evaluation_fingerprints()
     others = family_tasks(seed, device)
     for n in itertools.count():
-        task = next(others) if n % 3 == 2 else fit(redundant.task(seed * 1_000_003 + n), evaluation, device)
+        task = next(others) if n % 3 == 2 else fit(redundant.task(seed * 1_000_003 + n), device)
         if task:
             yield task
 
@@ -57,13 +55,13 @@ def training_tasks(seed, device="cpu"):
 SYNTHESISED = {"synth": training_tasks}  # --tasks NAME -> function of (seed, device), an endless iterator over Tasks
 
 
-def fit(task, evaluation, device, size=None) -> Task | None:
+def fit(task, device, size=None) -> Task | None:
     """A synthesised task as it is trained on, or None if it is unfit.
 
     On a GPU it gets a larger batch. A problem is left out of which some layer then has gigabytes of weights. size: see
     `unfit`.
     """
-    if unfit(task, evaluation, size) is not None:
+    if unfit(task, evaluation_fingerprints(), size) is not None:
         return None
     if device != "cpu":
         task = scale_batch(task, GPU_BATCH_FACTOR)
@@ -90,11 +88,10 @@ def in_random_order(tasks, rng, fitness):
     fitness: {a task's name: why it is left out, or None}. A task is checked the first time that it comes up. A run
     saves `fitness`, so that a resumed run does not check again. Raises TaskError when none is left.
     """
-    evaluation = evaluation_fingerprints()
     while True:
         for task in rng.sample(tasks, len(tasks)):
             if task.name not in fitness:
-                fitness[task.name] = unfit(task, evaluation)
+                fitness[task.name] = unfit(task, evaluation_fingerprints())
                 if fitness[task.name]:
                     tqdm.write(f"{task.name} is left out: {fitness[task.name]}")
             if not fitness[task.name]:
@@ -195,6 +192,7 @@ def fingerprint(source) -> str:
     return hashlib.sha1(" ".join(operators(source)).encode()).hexdigest()[:12]
 
 
+@functools.cache
 def evaluation_fingerprints() -> frozenset[str]:
     """Fingerprints of all built-in problems and of KernelBench's levels 1 to 3 (shipped as hashes)."""
     known = {fingerprint(path.read_text()) for path in PROBLEMS.glob("[lr]*/*.py")}

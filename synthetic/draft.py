@@ -210,7 +210,7 @@ class Draft(Dice):
             texts = {other: value.text for other, value in operands.items()}
             operands[field_name] = self.value(factor.format(**texts))
         if step.operator.kind in ("row", "group"):
-            attributes["dims"] = self.dimensions(step)
+            attributes["dims"] = self.dimensions(step, self.evaluate(fields.get("d", "-1")))
         self.space[target] = self.run(step)
         self.count += 1
         result = Value(target, tuple(self.space[target].shape), self.count)
@@ -237,17 +237,13 @@ class Draft(Dice):
                 values[name] = replace(values[name], shape=values[name].shape + ones)
         return values
 
-    def dimensions(self, step) -> tuple[int, int]:
-        """The first and the last of the dimensions that make a row, or (group) that are normalised together."""
+    def dimensions(self, step, dims) -> tuple[int, int]:
+        """The first and the last of `dims`, which make a row, or (group) of the dimensions normalised together."""
         rank = len(step.source.shape)
         if step.operator.kind == "group":
             return 1 + (step.name == "instance_norm"), rank - 1
-        layer = self.evaluate(step.attributes.get("layer", "None"))
-        if hasattr(layer, "normalized_shape"):
-            return rank - len(layer.normalized_shape), rank - 1
-        dims = layer.dim if layer else self.evaluate(step.attributes["d"])
-        dims = sorted(dim % rank for dim in (dims if isinstance(dims, (tuple, list)) else [dims]))
-        return dims[0], dims[-1]
+        dims = [dims] if isinstance(dims, int) else dims
+        return min(dims) % rank, max(dims) % rank
 
     def apply(self, name, *spellings, **fields):
         """The next operator, of operators.toml or composed, in one of these spellings or of its own, or as a layer."""

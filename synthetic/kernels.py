@@ -27,15 +27,6 @@ class Unsupported(Exception):
 
 
 @dataclass
-class Operand:  # what a kernel gets from outside
-    name: str  # in the kernel
-    text: str  # outside
-    tensor: bool
-    full: bool = False  # has the shape of the tensor that the kernel walks
-    load: str = ""  # the expression that reads it; "" for numbers, and for what a template reads
-
-
-@dataclass
 class Line:  # how: "element", "number" (one for each row), or what makes a number of the elements
     target: str
     text: str
@@ -48,6 +39,15 @@ class Line:  # how: "element", "number" (one for each row), or what makes a numb
     @property
     def many(self) -> bool:  # it makes elements
         return self.how in ("element", *SCANS)
+
+
+@dataclass
+class Operand:  # what a kernel gets from outside
+    name: str  # in the kernel
+    text: str  # outside
+    tensor: bool
+    full: bool = False  # has the shape of the tensor that the kernel walks
+    load: Line | None = None  # the line that reads it; None for numbers, and for what a template reads
 
 
 class Kernel:
@@ -84,7 +84,9 @@ class Kernel:
         if operand.tensor:
             shape = (1,) * (len(self.shape) - len(value.shape)) + tuple(value.shape)
             operand.full = shape == self.shape
-            operand.load = self.load(name, shape)
+            operand.load = Line(name, self.load(name, shape), "number")
+            if re.search("idx|offs", operand.load.text):
+                operand.load.how = "element"
         return name
 
     def load(self, name, shape) -> str:
@@ -139,7 +141,7 @@ class Kernel:
         if step.operator.kind == "pointwise" and tuple(step.result.shape) != self.shape:  # a number for each row
             for line in self.lines[first:]:
                 line.how = "number"
-            if any("idx" in operand.load for operand in list(self.operands.values())[operands:]):
+            if any(operand.load and "idx" in operand.load.text for operand in list(self.operands.values())[operands:]):
                 raise Unsupported  # a tensor of the rows' numbers
         self.lines[first].comment = (f"# {step}",)
         self.local[step.result.number] = self.lines[-1].target
@@ -165,16 +167,17 @@ class Kernel:
             lines = lines[:-1]  # the last is torch's
             target = "value"
         elif kind != "pointwise":
-            count = sum(not other.operator.kind == "pointwise" for other in self.steps) + 1
-            variables = {name: name + str(count) * (count > 1) for name in "msedq"}  # of its own
-            fields = variables | fields | {"x": self.value(step.source), "t": target}
+            count = sum(other.operator.kind != "pointwise" for other in self.steps)
+            for name in "msedq":  # variables of its own
+                fields.setdefault(name, name + (str(count + 1) if count else ""))
+            fields |= {"x": self.value(step.source), "t": target}
             lines = lines + ["{t} = {t} * {weight} + {bias}"] * ("weight" in step.operands)
         for line in lines:
             name, _, text = line.format(**fields).rpartition(" = ")
-            how, _, reduced = text.rpartition(": ")
-            if not how and kind not in ("pointwise", "all"):
-                how = "element" if self.elements() & set(re.findall(_WORD, text)) else "number"
-            self.lines.append(Line(name or target, reduced, how or "element"))
+            how, _, text = text.rpartition(": ")
+            if not how and kind not in ("pointwise", "all") and not self.elements() & {*re.findall(_WORD, text)}:
+                how = "number"
+            self.lines.append(Line(name or target, text, how or "element"))
 
     def fields(self, step, order) -> dict:
         """The kernel's texts for the operands of a step. order: fields, or "n = 2 * {c}", a number of numbers."""
@@ -192,16 +195,13 @@ class Kernel:
 
     def elements(self) -> set:
         """Variables that hold elements."""
-        names = {line.target for line in self.loads() if line.many}
-        for line in self.lines:
-            names = names | {line.target} if line.many else names - {line.target}
-        return names
+        many = {line.target: line.many for line in self.loads() + self.lines}  # the last line of a variable counts
+        return {name for name in many if many[name]}
 
     # ---- source text
 
     def loads(self) -> list[Line]:
-        return [Line(operand.name, operand.load, "element" if re.search("idx|offs", operand.load) else "number")
-                for operand in self.operands.values() if operand.load]
+        return [operand.load for operand in self.operands.values() if operand.load]
 
     def complete(self):
         """Write the body: the lines that load, compute and store. After this, no step can be added."""
@@ -291,17 +291,6 @@ class Kernel:
             index = ", dtype=torch.int64" * (self.lines[-1].how == "first")
             fields["out"] = f"{main}.new_empty({main}.shape[:{before}]{ones}{after}{index})"
         return fields
-
-
-def is_broadcast(value, full) -> bool:
-    """Whether a pointwise kernel over the shape `full` would read a tensor at the remainder of an index, or not at all:
-    with a size of 1 between other ones."""
-    if not value.shape:
-        return False
-    block = [i for i, size in enumerate(value.shape, start=len(full) - len(value.shape)) if size != 1]
-    if block and block[-1] - block[0] >= len(block):
-        return True
-    return bool(block) and block[0] > 0 and tuple(value.shape) != tuple(full)
 
 
 def _loop(elements, last) -> str:

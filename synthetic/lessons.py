@@ -97,7 +97,9 @@ class Lesson:
 
         Only a `share` of the prompts of Policy and Summary have skills.
         """
-        skills, left_out = self.offered(MOST_SKILLS) if self.rng.random() < share else ([], [])
+        skills, left_out = [], []
+        if self.rng.random() < share:
+            skills, left_out = self.offered(MOST_SKILLS)
         return skills, self.chain.without({*left_out}), left_out
 
     def policy(self) -> Example:
@@ -175,8 +177,11 @@ class Lesson:
         skills, *first = self.begin(0.3)
         replies = [self.reply(*first)]
         broken = rng.random() < BROKEN_FIRST
-        for turn in range(rng.choice([1, 1, 2])):
-            replies.append(replies[0] if broken and turn == 0 else self.reply(*self.explored(*first)))
+        turns = rng.choice([1, 1, 2])
+        if broken:
+            replies *= 2
+        while len(replies) <= turns:
+            replies.append(self.reply(*self.explored(*first)))
         if broken:
             replies[0] = spoil(replies[0], rng)
         verdicts = sandbox.score(self.task, [extract_code(text) for text in replies])

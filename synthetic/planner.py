@@ -14,7 +14,7 @@ from collections import namedtuple
 from dataclasses import replace
 
 from skills import Skill
-from synthetic.kernels import TEMPLATES, Kernel, Unsupported, is_broadcast
+from synthetic.kernels import TEMPLATES, Kernel, Unsupported
 from synthetic.program import Program, Step, Value, table
 
 Technique = namedtuple("Technique", "name description scope tags motivation idea")
@@ -151,7 +151,13 @@ class Planner:
             return False
         if step.name == "diagonal" or "index-broadcast-parameter" in self.techniques:
             return not step.operator.technique or step.operator.technique in self.techniques
-        return not any(is_broadcast(value, step.result.shape) for value in step.operands.values())
+        kernel = Kernel("fused", step.result.shape)
+        try:
+            for value in step.operands.values():
+                kernel.value(value)
+        except Unsupported:
+            return False
+        return not any("% " in line.text for line in kernel.loads())
 
     def allowed(self, step, *kinds) -> bool:
         """Whether a kernel may compute a step of one of these kinds."""

@@ -50,6 +50,7 @@ if __name__ == "__main__":
     from command.process import begin
     begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
+import functools
 import itertools
 import json
 import math
@@ -222,7 +223,7 @@ def load_data(options, chat) -> tuple:
     messages = itertools.chain.from_iterable(e.messages for e in shown)
     texts = [message["content"] for message in messages]
     tokenizer = chat.tokenizer if chat else train_tokenizer(texts, vocabulary=2048)
-    data = in_processes(encoder, (tokenizer,), examples, 500, options.processes, "tokens")
+    data = in_processes(functools.partial(encoder, tokenizer), examples, 100, options.processes, "tokens")
     # Lessons of three sorts: short ones, full ones, and executed ones. The numbers are their first seeds.
     lessons = write_lessons(tokenizer, 0, options.lessons, options.processes, brief=True)
     data += write_lessons(tokenizer, 100_000_000, options.redundant, options.processes)

@@ -96,16 +96,17 @@ class Chat:
             raise UserError("the model's chat template leaves a reply out")
         return before, after
 
-    def _reply_text(self, messages, write) -> str:
+    def _reply_text(self, messages, write, prompt="") -> str:
         """The last message, an assistant's, as it would be sampled after the others, without its end.
 
-        write: messages to text; with reply=True it ends with the beginning of a reply. Raises UserError if the template
-        writes nothing for it, or changes it.
+        write: messages to text; with reply=True it ends with the beginning of a reply. prompt: what it writes so for
+        the others, if that is known. Raises UserError if the template writes nothing for the message, or changes it.
         """
         whole = write(messages, reply=False)
         place = len(messages) - 1
         before, after = self._around(messages, place, functools.partial(write, reply=False))
-        starts = [text for text in (write(messages[:-1], reply=True), before) if whole.startswith(text)]
+        prompt = prompt or write(messages[:-1], reply=True)
+        starts = [text for text in (prompt, before) if whole.startswith(text)]
         if not starts or not whole.endswith(after):
             raise UserError("the model's chat template writes the reply otherwise than it is")
         text = whole[len(starts[0]):len(whole) - len(after)]
@@ -150,12 +151,13 @@ class Chat:
         # `<think>` is one token or a few.
         return "<think>\n" if self.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith("<think>") else ""
 
-    def reply_ids(self, messages, tool=None) -> list[int]:
+    def reply_ids(self, messages, tool=None, prompt="") -> list[int]:
         """Token ids of the last message, an assistant's, tool calls included, as it would be sampled after the others.
 
-        Raises UserError if the template writes nothing for it, or changes it.
+        prompt: chat_text of the others, if that is known. Raises UserError if the template writes nothing for the
+        message, or changes it.
         """
-        return self.encode(self._reply_text(messages, functools.partial(self.chat_text, tool=tool))) + self.end
+        return self.encode(self._reply_text(messages, functools.partial(self.chat_text, tool=tool), prompt)) + self.end
 
     def next_ids(self, completion, messages, tool=None) -> list[int]:
         """Prompt ids for the turn after `completion`; `messages` holds its text as the assistant's last message.

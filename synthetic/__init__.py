@@ -20,6 +20,7 @@ several operators), words.toml (the vocabulary of problems), kernels.toml (templ
 A program is drawn once and printed twice, as a problem and as a solution. Neither text is ever read back, and every
 name in a solution stands in its problem: a model cannot learn to guess one.
 
-To add a pointwise operator: a row of operators.toml. To add a family: a function and a row of `families.FAMILIES`.
+To add a pointwise operator: a row of operators.toml. To add a formula: a line of expressions.toml, and its kernel's
+lines under [triton] there. To add a family: a function and a row of `families.FAMILIES`.
 `python sft.py` then trains a model that knows it.
 """

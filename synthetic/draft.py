@@ -6,7 +6,6 @@ Each step runs on PyTorch's meta device when it is drawn (tensors without data),
 import keyword
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import torch
 import torch.nn as nn
@@ -14,6 +13,9 @@ import torch.nn.functional as F
 
 from synthetic.program import (EXPRESSIONS, OPERATORS, PROSE, RESERVED, SYLLABLES, WORDS, Dice, Program, Step, Value,
                                fields_of)
+
+
+_OF_MODULES = dir(nn.Module)
 
 
 class Draft(Dice):
@@ -28,11 +30,11 @@ class Draft(Dice):
     def __init__(self, seed, clutter=False, plain=False):
         super().__init__(f"program {seed}")
         self.program = Program(seed, clutter)
-        self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}  # of its torch code
+        self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": nn.Module()}  # of its torch code
         self.count = 0  # the number of the last value
         self.clutter, self.plain = clutter, plain
         # "t" is the variable of steps inside an expression: no problem has another of this name.
-        self.used = {"torch", "nn", "F", "Model", "math", "self", "t", *keyword.kwlist, *dir(nn.Module)}
+        self.used = {"torch", "nn", "F", "Model", "math", "self", "t", *keyword.kwlist, *_OF_MODULES}
         usual = "x x x x x x x x A A inputs inp feats tokens signal scores logits"
         self.variable = self.pick(*usual.split()) if self.chance(0.7) else self.new_variable(usual)
         self.used |= {self.variable, "B"}
@@ -208,10 +210,20 @@ class Draft(Dice):
             texts = {other: value.text for other, value in operands.items()}
             operands[field_name] = self.value(factor.format(**texts))
         if step.operator.kind in ("row", "group"):
-            attributes["dims"] = self.dimensions(step)
-        self.space[target] = self.evaluate(step.expression())
-        self.program.steps.append(replace(step, result=self.value(target)))
+            attributes["dims"] = self.dimensions(step, self.evaluate(fields.get("d", "-1")))
+        self.space[target] = self.run(step)
+        self.count += 1
+        result = Value(target, tuple(self.space[target].shape), self.count)
+        self.program.steps.append(replace(step, result=result))
         return self.program.steps[-1].result
+
+    def run(self, step) -> torch.Tensor:
+        """The result of a step, without data. Most need no call, which is slow: their operands are broadcast."""
+        if step.operator.kind not in ("pointwise", "batch", "group") or step.name == "diagonal":
+            return self.evaluate(step.expression())
+        shapes = [value.shape for value in step.operands.values() if value.shape is not None]
+        tensors = torch.broadcast_tensors(*[torch.empty(shape, device="meta") for shape in shapes])
+        return torch.empty(tensors[0].shape, device="meta")
 
     def layer_values(self, step) -> dict:
         """What a kernel reads of a layer of the model: parameters, in a shape that broadcasts, and numbers."""
@@ -225,17 +237,13 @@ class Draft(Dice):
                 values[name] = replace(values[name], shape=values[name].shape + ones)
         return values
 
-    def dimensions(self, step) -> tuple[int, int]:
-        """The first and the last of the dimensions that make a row, or (group) that are normalised together."""
+    def dimensions(self, step, dims) -> tuple[int, int]:
+        """The first and the last of `dims`, which make a row, or (group) of the dimensions normalised together."""
         rank = len(step.source.shape)
         if step.operator.kind == "group":
             return 1 + (step.name == "instance_norm"), rank - 1
-        layer = self.evaluate(step.attributes.get("layer", "None"))
-        if hasattr(layer, "normalized_shape"):
-            return rank - len(layer.normalized_shape), rank - 1
-        dims = layer.dim if layer else self.evaluate(step.attributes["d"])
-        dims = sorted(dim % rank for dim in (dims if isinstance(dims, (tuple, list)) else [dims]))
-        return dims[0], dims[-1]
+        dims = [dims] if isinstance(dims, int) else dims
+        return min(dims) % rank, max(dims) % rank
 
     def apply(self, name, *spellings, **fields):
         """The next operator, of operators.toml or composed, in one of these spellings or of its own, or as a layer."""
@@ -307,6 +315,7 @@ class Draft(Dice):
             b = self.pick(*sizes, "2", "8")
             layer = "nn." + self.pick(*WORDS["unused_layers"]).format(a=a, b=b, k=self.pick(1, 2, 3))
             name = self.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
+            setattr(self.space["self"], name, self.evaluate(layer))
             p.init.insert(self.r.randint(0, len(p.init)), f"self.{name} = {layer}")
         return defaults
 
@@ -329,7 +338,10 @@ class Draft(Dice):
                 steps[i - 1] = replace(before, result=inner, inline=True)
                 operands = {name: inner if value == before.result else value for name, value in step.operands.items()}
                 steps[i] = replace(step, operands=operands)
-        return replace(self.program, family=family, returned=returned)
+        shapes = [value.shape for value, _ in self.program.inputs] + [last.result.shape]
+        shapes += [parameter.shape for parameter in self.space["self"].parameters()]
+        elements = sum(map(math.prod, shapes))
+        return replace(self.program, family=family, returned=returned, elements=elements)
 
     def fits_inside(self, before, step) -> bool:
         """Whether problems can write `before` inside the next step, which reads its result once and alone."""
@@ -341,18 +353,11 @@ class Draft(Dice):
 
 # ---- Heads: what a problem begins with
 
-_PLAIN = {2: [("batch_size rows N M", (64, 128, 32, 256)), ("features dim cols width", (1024, 512, 2048, 256))],
-          3: [("batch_size B N", (8, 16, 4)), ("seq_len length T", (64, 32, 128)),
-              ("dim hidden features D", (128, 128, 128))],
-          4: [("batch_size N B", (8, 4, 16)), ("channels features C", (16, 32, 8)), ("height H h", (16, 16, 16)),
-              ("width W w", (32, 32, 16))]}
-
-
 def plain_input(d, *ranks):
     """An input of 2 to 4 dimensions with about 64 K elements."""
-    rank = d.pick(*ranks)
-    which = d.r.randrange(len(_PLAIN[rank][0][1]))
-    for i, (options, sizes) in enumerate(_PLAIN[rank]):
+    dimensions = WORDS["plain_inputs"][str(d.pick(*ranks))]
+    which = d.r.randrange(len(dimensions[0][1]))
+    for i, (options, sizes) in enumerate(dimensions):
         n = d.near(sizes[which]) if i else sizes[which]
         d.dims.append(d.const(options, n))
         if i:

@@ -9,10 +9,12 @@ Selection usually, not always, picks what fits, and Summary what the best answer
 policy can follow skills and feedback but does not do so reliably on its own: every role has something to gain from RL.
 """
 
+import gc
 import hashlib
 import itertools
 import json
 import multiprocessing
+import os
 import random
 import re
 import signal
@@ -31,6 +33,7 @@ from selector import recall, selection_messages
 from skills import Skill, SkillLibrary
 from summarizer import summary_messages
 from synthetic.families import draw, task_of
+from synthetic.kernels import TEMPLATES
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution, write_skill
 from synthetic.redundant import TAUGHT, pair_skill
 from synthetic.training import evaluation_fingerprints, unfit
@@ -105,18 +108,9 @@ def summary_example(task, skills, shown, think, written) -> Example:
                         {"think": think, "new_skills": entries}, [s.name for s in written])
 
 
-# The ways in which models break kernels: a pattern, and what stands where it is found.
-_SPOILED = [(r"tl\.maximum", "tl.minimum"), (r"0\.5 \*", "0.6 *"), (r"\n +mask = .*", ""),
-            (r"(return|=) (fused|row)\(", r"\1 \2d("), (r"import triton\.language as tl\n", ""),
-            (r" \+ bias", " - bias"), (r"tl\.program_id\(0\) \* BLOCK", "tl.program_id(0)"), (r"dst_ptr, ", ""),
-            (r"\n +self\.\w+ = .*", ""), (r"(def __init__\(self, )(\w+)", r"\1\2, \2"),
-            (r"\n    # .*\n    \w+ = .*(?=\n    # )", ""), (r"(\n    # .*\n    \w+ = .*)(?=\n    # )", r"\1\1"),
-            (r"\n        \w+ = .*(?=\n        return)", ""), (r"(return|=) (\w+)\((\w+), (\w+)\)", r"\1 \2(\4, \3)")]
-
-
 def spoil(code, rng) -> str:
     """Break a kernel in one of these ways."""
-    for pattern, replacement in rng.sample(_SPOILED, len(_SPOILED)):
+    for pattern, replacement in rng.sample(TEMPLATES["spoiled"], len(TEMPLATES["spoiled"])):
         found = list(re.finditer(pattern, code))
         if found:
             mark = rng.choice(found)
@@ -270,7 +264,7 @@ class Writer:
         """All examples made from one seed; none when its problem is unfit. With a sandbox, executed trajectories."""
         program = draw(seed, clutter=seed % 3 > 0)
         task = task_of(program)
-        if unfit(task, self.evaluation) is not None or not solution(program, ALL):
+        if unfit(task, self.evaluation, program.elements) is not None or not solution(program, ALL):
             return []
         rng = random.Random(f"examples {seed}")
         if self.sandbox:
@@ -287,16 +281,18 @@ class Writer:
 # Many examples, in several processes.
 
 
-def in_processes(maker, arguments, items, size, processes, title) -> list:
-    """What a function makes of each item, joined; it returns a list. Each process has its own: maker(*arguments).
+def in_processes(start, items, size, processes, title) -> list:
+    """What a function makes of each item, joined; it returns a list. start: called in each process, returns it.
 
-    size: items that a process is given at a time. The result does not depend on the number of processes. No process
-    outlives this call or, if that is killed, the caller.
+    size: items that a process is given at a time. The result does not depend on the number of processes. They are
+    forked, since importing PyTorch anew takes each longer than its work, and have one thread each, since PyTorch's
+    threads do not survive a fork. No process outlives this call or, if that is killed, the caller.
     """
-    chunks = [items[i:i + size] for i in range(0, len(items), size)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (maker, *arguments)) as pool:
+    firsts = range(0, len(items), size)
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(processes, context, _start, (start, items, size)) as pool:
         try:
-            parts = tqdm(pool.map(_make_all, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
+            parts = tqdm(pool.map(_make_part, firsts), desc=title, total=len(firsts), unit="chunk", disable=None)
             return list(itertools.chain.from_iterable(parts))
         except KeyboardInterrupt:
             for process in multiprocessing.active_children():
@@ -304,15 +300,19 @@ def in_processes(maker, arguments, items, size, processes, title) -> list:
             raise
 
 
-def _start(maker, *arguments):
-    global _make
+def _start(start, *work):
+    global _make, _work
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    gc.freeze()  # else its collections would copy what the processes share
     torch.set_num_threads(1)
-    _make = maker(*arguments)
+    _work = work
+    _make = start()
 
 
-def _make_all(items) -> list:
-    return list(itertools.chain.from_iterable(map(_make, items)))
+def _make_part(first) -> list:
+    items, size = _work
+    return list(itertools.chain.from_iterable(map(_make, items[first:first + size])))
 
 
 def sandbox_if(execute) -> Sandbox | None:
@@ -320,10 +320,13 @@ def sandbox_if(execute) -> Sandbox | None:
     return Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
 
 
-def _writer(execute):
-    return Writer(sandbox_if(execute)).write
-
-
 def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:
     """Examples from `problems` consecutive seeds."""
-    return in_processes(_writer, (execute,), range(first_seed, first_seed + problems), 50, processes, title)
+    writer = Writer(None)
+
+    def start():
+        writer.sandbox = sandbox_if(execute)
+        return writer.write
+
+    size = 2 if execute else 50  # running them takes long, and all processes should end at about the same time
+    return in_processes(start, range(first_seed, first_seed + problems), size, processes, title)

@@ -5,14 +5,9 @@ add a family: a function of a draft here, and its row of FAMILIES.
 """
 
 from synthetic.draft import Draft, convolution, features, linear, plain_input
-from synthetic.program import EXPRESSIONS, OPERATORS, Program, problem_text
+from synthetic.program import EXPRESSIONS, OPERATORS, WORDS, Program, problem_text
 from tasks import Task
 
-# What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
-_SCALARS = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
-            "+": "offset shift add_value constant", "-": "subtract_value offset margin"}
-_PARAMETERS = {"*": "weight multiplier gain scale", "+": "bias extra_bias add_bias shift",
-               "-": "subtract sub_bias centre"}
 _ACTIVATIONS = [name for name, row in OPERATORS.items()
                 if row.kind == "pointwise" and row.spellings and not row.technique]
 _COMMON = [name for name in _ACTIVATIONS if OPERATORS[name].common]
@@ -51,7 +46,7 @@ def formula(d, other=None):
 def scale(d):
     """Arithmetic with a number: x = 0.5 * x"""
     sign = d.pick("*", "*", "/", "+", "-")
-    operand = d.scalar(_SCALARS[sign], d.number())
+    operand = d.scalar(WORDS["scalars"][sign], d.number())
     d.apply("formula", *["{x} " + sign + " {c}"] * 6, "{c} " + sign.replace("/", "*") + " {x}", c=operand)
 
 
@@ -65,11 +60,12 @@ def parameter(d):
     shape = f"({d.size(dim)}{', 1' * (rank - 1 - dim) or ','})"
     if rank == 4 and d.chance(0.3):
         shape = f"(1, {shape[1:]}"
+    names = WORDS["parameters"][sign]
     if d.chance(0.65):
-        shape = d.arg(_PARAMETERS[sign].replace(" ", "_shape ") + "_shape param_shape", shape, "tuple")
+        shape = d.arg(names.replace(" ", "_shape ") + "_shape param_shape", shape, "tuple")
     make = d.pick("randn", "randn", "rand", "ones", "rand" if sign == "*" else "zeros")
     spread = d.pick("", "", "", " * 0.1", " * 0.3", " + 0.5", f" * {d.number()}")
-    made = d.attribute(_PARAMETERS[sign], f"nn.Parameter(torch.{make}({shape}){spread})")
+    made = d.attribute(names, f"nn.Parameter(torch.{make}({shape}){spread})")
     d.apply("formula", "{x} " + sign + " {y}", y=d.value(made))
 
 

@@ -11,44 +11,19 @@
 All address memory by the flat offset `idx`, so one rule indexes broadcast operands.
 """
 
-import ast
-import functools
 import re
 from dataclasses import dataclass, replace
 
-from synthetic.program import OPERATORS, RESERVED, Value, fields_of, table
+from synthetic.program import EXPRESSIONS, RESERVED, Value, table
 
-_COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
-_PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
-_ATOM = 9  # the precedence of a name, a number or a call
 _WORD = r"[A-Za-z_]\w*"
-# Functions that do what an operator of Python does; arguments that a spelling may leave out.
-ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "pow": ast.Pow}
-DEFAULTS = {"leaky_relu": ("0.01",), "elu": ("1.0",)}
-
-# How a kernel reduces the elements of a row: (first value, an element, how two are joined, how a block is reduced).
-# A line "{s} = sum: {x} * {x}" is such a reduction; "first" gives the index of the first element for which {v} holds.
-REDUCTIONS = {
-    "sum": ("0.0", "tl.where(mask, {v}, 0.0)", "acc + {v}", "tl.sum"),
-    "max": ('float("-inf")', 'tl.where(mask, {v}, float("-inf"))', "tl.maximum(acc, {v})", "tl.max"),
-    "min": ('float("inf")', 'tl.where(mask, {v}, float("inf"))', "tl.minimum(acc, {v})", "tl.min"),
-    "first": ("2147483647", "tl.where(mask & ({v}), offs, 2147483647)", "tl.minimum(acc, {v})", "tl.min")}
-SCANS = ("cumsum", "cumprod")  # running ones: only in a kernel that holds the whole row
-
 TEMPLATES = table("kernels.toml")
+REDUCTIONS = TEMPLATES["reductions"]
+SCANS = ("cumsum", "cumprod")  # running ones: only in a kernel that holds the whole row
 
 
 class Unsupported(Exception):
     """What a kernel cannot express."""
-
-
-@dataclass
-class Operand:  # what a kernel gets from outside
-    name: str  # in the kernel
-    text: str  # outside
-    tensor: bool
-    full: bool = False  # has the shape of the tensor that the kernel walks
-    load: str = ""  # the expression that reads it; "" for numbers, and for what a template reads
 
 
 @dataclass
@@ -66,10 +41,13 @@ class Line:  # how: "element", "number" (one for each row), or what makes a numb
         return self.how in ("element", *SCANS)
 
 
-@functools.cache
-def _tree(spelling):
-    """The syntax tree of a spelling, in which fields are names."""
-    return ast.parse(spelling.format(**{name: name for name in fields_of(spelling)}), mode="eval").body
+@dataclass
+class Operand:  # what a kernel gets from outside
+    name: str  # in the kernel
+    text: str  # outside
+    tensor: bool
+    full: bool = False  # has the shape of the tensor that the kernel walks
+    load: Line | None = None  # the line that reads it; None for numbers, and for what a template reads
 
 
 class Kernel:
@@ -87,6 +65,7 @@ class Kernel:
         self.lines = []
         self.steps = []
         self.local = {}  # number of a value that the kernel computes -> its variable
+        self.body = []  # lines of its code, filled in by `complete`
 
     # ---- operands
 
@@ -105,7 +84,9 @@ class Kernel:
         if operand.tensor:
             shape = (1,) * (len(self.shape) - len(value.shape)) + tuple(value.shape)
             operand.full = shape == self.shape
-            operand.load = self.load(name, shape)
+            operand.load = Line(name, self.load(name, shape), "number")
+            if re.search("idx|offs", operand.load.text):
+                operand.load.how = "element"
         return name
 
     def load(self, name, shape) -> str:
@@ -142,152 +123,92 @@ class Kernel:
         self.sizes[name] = text
         return name
 
-    # ---- expressions: a syntax tree of torch code as (Triton text, precedence)
-
-    def value(self, value) -> tuple[str, int]:
+    def value(self, value) -> str:
+        """The kernel's text for a value: its own variable, a number, or an operand."""
         if value.number in self.local:
-            return self.local[value.number], _ATOM
-        if re.fullmatch(r"-?[\d.]+(e-?\d+)?", value.text):
-            return value.text, 3 if value.text.startswith("-") else _ATOM
-        return self.operand(value), _ATOM
-
-    def expression(self, node, values) -> tuple[str, int]:
-        """values: fields -> Value. Appends lines where a part is needed twice."""
-        fields = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & values.keys()
-        if isinstance(node, ast.Constant):
-            return repr(node.value), _ATOM
-        if isinstance(node, ast.Name):
-            return self.value(values[node.id])
-        if fields and all(values[name].shape is None for name in fields):  # of numbers: it is worked out outside
-            text = re.sub(r"(?<![\w.])[ch]\b", lambda name: values[name[0]].text, ast.unparse(node))
-            return self.value(Value(text))
-        if isinstance(node, ast.UnaryOp):
-            return "-" + self.wrapped(node.operand, values, 3), 3
-        if isinstance(node, ast.BinOp) and type(node.op) in _PRECEDENCE:
-            symbol, level = _PRECEDENCE[type(node.op)]
-            left = self.wrapped(node.left, values, level)
-            return f"{left} {symbol} {self.wrapped(node.right, values, level + 1)}", level
-        if isinstance(node, ast.BinOp):  # a power
-            return " * ".join([self.repeatable(node.left, values)] * node.right.value), 2
-        if isinstance(node, ast.Compare):
-            left = self.wrapped(node.left, values, 1)
-            return f"{left} {_COMPARED[type(node.ops[0])]} {self.wrapped(node.comparators[0], values, 1)}", 0
-        return self.call(node, values)
-
-    def wrapped(self, node, values, level) -> str:
-        text, precedence = self.expression(node, values)
-        return text if precedence >= level else f"({text})"
-
-    def repeatable(self, node, values) -> str:
-        """The expression as something that may stand several times: a name or a number."""
-        text, precedence = self.expression(node, values)
-        if precedence != _ATOM:
-            self.lines.append(Line("w", text))
-        return text if precedence == _ATOM else "w"
-
-    def call(self, node, values) -> tuple[str, int]:
-        """torch.f(x, ...), F.f(x, ...) or x.f(...)"""
-        name = node.func.attr
-        arguments = list(node.args)
-        if ast.unparse(node.func.value) not in ("torch", "F"):
-            arguments.insert(0, node.func.value)
-        keywords = {keyword.arg: keyword.value for keyword in node.keywords}
-        if name == "zeros_like":
-            return "0.0", _ATOM
-        if name in ARITHMETIC:
-            return self.expression(ast.BinOp(arguments[0], ARITHMETIC[name](), arguments[1]), values)
-        if keywords.pop("approximate", None):
-            name += "_tanh"
-        arguments += keywords.values()
-        if name == "clamp" and len(arguments) == 2:
-            name = "clamp_max" if "max" in keywords else "clamp_min"
-        further = [self.wrapped(argument, values, _ATOM) for argument in arguments[1:]] or DEFAULTS.get(name, ())
-        return self.formula(OPERATORS[name].lines, self.repeatable(arguments[0], values), further)
-
-    def formula(self, lines, x, further) -> tuple[str, int]:
-        """The value of a function of the table, of which `lines` are a kernel's lines."""
-        *before, value = [line.format(x=x, **dict(zip("ab", further))) for line in lines]
-        for line in before:
-            target, _, text = line.partition(" = ")
-            self.lines.append(Line(target, text))
-        return value, _ATOM if re.fullmatch(r"tl\.\w+\([^()]*\)", value) else 1
+            return self.local[value.number]
+        return value.text if re.fullmatch(r"-?[\d.]+(e-?\d+)?", value.text) else self.operand(value)
 
     # ---- steps
 
     def add(self, step):
         """Append the lines of a step."""
-        first, kind = len(self.lines), step.operator.kind
-        if kind == "pointwise":
-            self.pointwise(step)
-        elif kind == "all":
-            x, *targets = (self.value(value)[0] for value in step.operands.values())
-            self.lines.append(Line("value", self.formula(step.operator.lines[:-1], x, targets)[0]))
-        elif kind == "matmul":
-            for field in "ab":  # the template reads them; elsewhere in the kernel the same tensor is another operand
-                name = self.operand(replace(step.operands[field], shape=None))
-                text = step.operands[field].text
-                self.operands[f"factor {field}"] = Operand(name, text, True)
-                del self.operands[text]
-            bias = step.operands.get("bias")
-            self.lines.append(Line(step.result.text, f"acc + {self.operand(bias)}" if bias else "acc"))
+        first, operands = len(self.lines), len(self.operands)
+        if step.operator.kind == "matmul":
+            self.product(step)
         else:
-            self.over_rows(step)
+            self.write(step)
+        if step.operator.kind == "pointwise" and tuple(step.result.shape) != self.shape:  # a number for each row
+            for line in self.lines[first:]:
+                line.how = "number"
+            if any(operand.load and "idx" in operand.load.text for operand in list(self.operands.values())[operands:]):
+                raise Unsupported  # a tensor of the rows' numbers
         self.lines[first].comment = (f"# {step}",)
         self.local[step.result.number] = self.lines[-1].target
         self.steps.append(step)
 
-    def pointwise(self, step):
-        before = len(self.operands)
-        first = len(self.lines)
-        if "layer" in step.attributes:
-            x, *further = (self.value(value)[0] for value in step.operands.values())
-            text = self.formula(step.operator.lines, x, further)[0]
-        elif step.name == "diagonal":
-            weights = step.operands["y"]
-            weights = self.operand(replace(weights, shape=(*weights.shape, 1)))
-            text = f"{weights} * {self.value(step.operands['x'])[0]}"
-        else:
-            text = self.expression(_tree(step.spelling), step.operands)[0]
-        self.lines.append(Line(step.result.text, text))
-        if tuple(step.result.shape) != self.shape:  # a number for each row
-            for line in self.lines[first:]:
-                line.how = "number"
-            if any("idx" in operand.load for operand in list(self.operands.values())[before:]):
-                raise Unsupported  # a tensor of the rows' numbers
+    def product(self, step):
+        """A product, which the template writes into acc."""
+        for field in "ab":  # the template reads them; elsewhere in the kernel the same tensor is another operand
+            name = self.operand(replace(step.operands[field], shape=None))
+            text = step.operands[field].text
+            self.operands[f"factor {field}"] = Operand(name, text, True)
+            del self.operands[text]
+        bias = step.operands.get("bias")
+        self.lines.append(Line(step.result.text, f"acc + {self.operand(bias)}" if bias else "acc"))
 
-    def over_rows(self, step):
-        """The lines of an operator over rows, groups or channels."""
-        count = sum(not other.operator.kind == "pointwise" for other in self.steps) + 1
-        fields = {name: name + str(count) * (count > 1) for name in "msedq"}  # variables of its own
-        fields |= {name: self.value(value)[0] for name, value in step.operands.items()}
-        fields |= {"x": self.value(step.source)[0], "t": step.result.text}
-        scaled = ["{t} = {t} * {weight} + {bias}"] * ("weight" in step.operands)
-        for line in step.operator.lines + scaled:
-            target, _, text = line.format(**fields).partition(" = ")
-            how, colon, rest = text.partition(": ")
-            if colon:
-                self.lines.append(Line(target, rest, how))
-            else:
-                reads = set(re.findall(_WORD, text))
-                self.lines.append(Line(target, text, "element" if reads & self.elements() else "number"))
+    def write(self, step):
+        """The lines of any other operator, as the tables have them."""
+        kind = step.operator.kind
+        order, *lines = EXPRESSIONS["triton"].get(step.spelling, ["", *(step.operator.lines or [step.spelling])])
+        fields = self.fields(step, order.split("; ") if order else step.operands)
+        target = step.result.text
+        if kind == "all":
+            lines = lines[:-1]  # the last is torch's
+            target = "value"
+        elif kind != "pointwise":
+            count = sum(other.operator.kind != "pointwise" for other in self.steps)
+            for name in "msedq":  # variables of its own
+                fields.setdefault(name, name + (str(count + 1) if count else ""))
+            fields |= {"x": self.value(step.source), "t": target}
+            lines = lines + ["{t} = {t} * {weight} + {bias}"] * ("weight" in step.operands)
+        for line in lines:
+            name, _, text = line.format(**fields).rpartition(" = ")
+            how, _, text = text.rpartition(": ")
+            if not how and kind not in ("pointwise", "all") and not self.elements() & {*re.findall(_WORD, text)}:
+                how = "number"
+            self.lines.append(Line(name or target, text, how or "element"))
+
+    def fields(self, step, order) -> dict:
+        """The kernel's texts for the operands of a step. order: fields, or "n = 2 * {c}", a number of numbers."""
+        texts = {}
+        for field in order:
+            field, _, text = field.partition(" = ")
+            outside = {name: value.text for name, value in step.operands.items()}
+            value = Value(text.format(**outside)) if text else step.operands[field]
+            if step.name == "diagonal" and field == "y":
+                value = replace(value, shape=(*value.shape, 1))
+            texts[field] = self.value(value)
+            if step.name == "clamp" and texts[field].startswith("-"):
+                texts[field] = f"({texts[field]})"
+        return texts
 
     def elements(self) -> set:
         """Variables that hold elements."""
-        names = {line.target for line in self.loads() if line.many}
-        for line in self.lines:
-            names = names | {line.target} if line.many else names - {line.target}
-        return names
+        many = {line.target: line.many for line in self.loads() + self.lines}  # the last line of a variable counts
+        return {name for name in many if many[name]}
 
     # ---- source text
 
     def loads(self) -> list[Line]:
-        return [Line(operand.name, operand.load, "element" if re.search("idx|offs", operand.load) else "number")
-                for operand in self.operands.values() if operand.load]
+        return [operand.load for operand in self.operands.values() if operand.load]
 
-    def body(self) -> list[str]:
-        """The lines that load, compute and store."""
-        if self.kind == "sweep":
-            return self.sweep()
+    def complete(self):
+        """Write the body: the lines that load, compute and store. After this, no step can be added."""
+        self.body = self.sweep() if self.kind == "sweep" else self.straight()
+
+    def straight(self) -> list[str]:
+        """The body without a loop: a program holds all elements that it needs."""
         out = [str(line) for line in self.loads()]
         for line in self.lines:
             text = line.text
@@ -349,7 +270,7 @@ class Kernel:
         elif self.dims:
             fields |= self.row_fields(main)
         template = TEMPLATES["elements" if self.kind in ("fused", "partial_sums") else self.kind]
-        text = template.format(body="\n    ".join(self.body()), **fields)
+        text = template.format(body="\n    ".join(self.body), **fields)
         return re.sub(r"\n +(?=\n    )", "", text)
 
     def row_fields(self, main) -> dict:

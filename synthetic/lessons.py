@@ -92,23 +92,26 @@ class Lesson:
         names = {skill.name for skill in skills}
         return skills, [pair for pair in dict.fromkeys(pairs) if NAME.format(*pair) in names]
 
-    def offered_at_times(self, share) -> tuple[list[Skill], list]:
-        """`offered` for a prompt of Policy or Summary, or, in all but a `share` of cases, no skills."""
+    def begin(self, share) -> tuple:
+        """(skills of the prompt, chain of the first turn, pairs left out in it): those that a skill names, no others.
+
+        Only a `share` of the prompts of Policy and Summary have skills.
+        """
+        skills, left_out = [], []
         if self.rng.random() < share:
-            return self.offered(MOST_SKILLS)
-        return [], []
+            skills, left_out = self.offered(MOST_SKILLS)
+        return skills, self.chain.without({*left_out}), left_out
 
     def policy(self) -> Example:
-        """A first turn: what a skill names is left out, and nothing else."""
-        skills, left_out = self.offered_at_times(0.8)
-        return policy_example(self.task, skills, [self.reply(self.chain.without({*left_out}), left_out)])
+        """A first turn."""
+        skills, *first = self.begin(0.8)
+        return policy_example(self.task, skills, [self.reply(*first)])
 
     def later(self) -> Example:
         """A second turn, after a correct kernel: it leaves out some step of PyTorch's now and then."""
-        skills, left_out = self.offered_at_times(0.3)
-        first = self.chain.without({*left_out})
-        verdict = self.verdict(first)
-        replies = [self.reply(first, left_out), self.reply(*self.explored(first, left_out))]
+        skills, *first = self.begin(0.3)
+        verdict = self.verdict(first[0])
+        replies = [self.reply(*first), self.reply(*self.explored(*first))]
         return policy_example(self.task, skills, replies, [verdict], unlearnt=1)
 
     def explored(self, chain, left_out) -> tuple:
@@ -139,7 +142,7 @@ class Lesson:
         if not self.brief:  # now and then one that fits is passed over: answers differ, and RL can tell them apart
             fitting = [pair for pair in fitting if rng.random() < 0.9]
         offered = [s.name for s in candidates if s.name in TECHNIQUES]
-        used = answer(self.chain).used
+        used = answer(self.chain).used if offered else ()
         weighed = offered + [f"{a} before {b}" for a, b in dict.fromkeys(self.chain.pairs())]
         fits = {*used, *(f"{a} before {b}" for a, b in fitting)}
         chosen = {NAME.format(a, b): f"`{a}` stands directly before `{b}`." for a, b in fitting}
@@ -153,8 +156,7 @@ class Lesson:
         chain = self.chain
         if not chain.pairs():
             return None
-        skills, before = self.offered_at_times(0.4)
-        first = chain.without({*before})
+        skills, first, _ = self.begin(0.4)
         pairs = [pair for pair in first.pairs() if pair in chain.pairs()]
         if not pairs:
             return None
@@ -172,16 +174,14 @@ class Lesson:
     def executed(self, sandbox) -> Example | None:
         """A trajectory of two or three turns with real verdicts; later turns explore now and then."""
         rng = self.rng
-        skills, left_out = self.offered_at_times(0.3)
-        plain = self.chain.without({*left_out}), left_out
-        turns = [plain]
+        skills, *first = self.begin(0.3)
+        replies = [self.reply(*first)]
         broken = rng.random() < BROKEN_FIRST
-        for _ in range(rng.choice([1, 1, 2])):
-            if broken and len(turns) == 1:
-                turns.append(plain)
-            else:
-                turns.append(self.explored(*plain))
-        replies = [self.reply(*turn) for turn in turns]
+        turns = rng.choice([1, 1, 2])
+        if broken:
+            replies *= 2
+        while len(replies) <= turns:
+            replies.append(self.reply(*self.explored(*first)))
         if broken:
             replies[0] = spoil(replies[0], rng)
         verdicts = sandbox.score(self.task, [extract_code(text) for text in replies])
@@ -189,27 +189,15 @@ class Lesson:
             return None  # an unfit problem
         return policy_example(self.task, skills, replies, verdicts, unlearnt=int(broken))
 
-    def write(self) -> Example | None:
-        """One example in one of the three roles."""
-        role = self.rng.choice([self.policy] * 3 + [self.selection] * 3 + [self.later, self.summary])
-        return role()
+    def write(self, sandbox=None) -> Example | None:
+        """One example in one of the three roles. With a sandbox, an executed trajectory."""
+        if sandbox:
+            return self.executed(sandbox)
+        return self.rng.choice([self.policy] * 3 + [self.selection] * 3 + [self.later, self.summary])()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Many of them, as token ids
-
-
-def _writer(tokenizer, brief, execute):
-    chat = Chat(tokenizer)
-    sandbox = sandbox_if(execute)
-
-    def write(seed) -> list:
-        """The encoded lesson of a seed (chat/rows.py), or nothing."""
-        lesson = Lesson(seed, brief)
-        example = lesson.executed(sandbox) if execute else lesson.write()
-        return [encode(chat, example.messages, example.tool, example.unlearnt)] if example else []
-
-    return write
 
 
 def sample_lessons(number) -> list[Example]:
@@ -219,6 +207,17 @@ def sample_lessons(number) -> list[Example]:
 
 
 def write_lessons(tokenizer, first_seed, number, processes, brief=False, execute=False) -> list:
-    """Encoded lessons from `number` consecutive seeds."""
-    seeds = range(first_seed, first_seed + number)
-    return in_processes(_writer, (tokenizer, brief, execute), seeds, 20 if execute else 500, processes, "lessons")
+    """Encoded lessons (chat/rows.py) from `number` consecutive seeds."""
+    chat = Chat(tokenizer)
+
+    def start():
+        sandbox = sandbox_if(execute)
+
+        def write(seed) -> list:
+            example = Lesson(seed, brief).write(sandbox)
+            return [encode(chat, example.messages, example.tool, example.unlearnt)] if example else []
+
+        return write
+
+    size = 2 if execute else 100
+    return in_processes(start, range(first_seed, first_seed + number), size, processes, "lessons")

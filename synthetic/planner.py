@@ -7,6 +7,7 @@ Each technique is also a skill (its texts are in techniques.toml). The planner k
 which of them are worth it, and where, is what reinforcement learning has to find out.
 """
 
+import functools
 import math
 import re
 from collections import namedtuple
@@ -32,6 +33,11 @@ def solution(program, techniques) -> Solution | None:
     A solution needs at least one kernel. If the techniques allow none, one pointwise step gets a kernel of its own; if
     there is no such step, the first technique that allows a kernel is added.
     """
+    return _solution(program, frozenset(techniques))
+
+
+@functools.lru_cache(maxsize=64)  # the cold start asks for several solutions of a program, often for the same ones
+def _solution(program, techniques) -> Solution | None:
     for attempt, more in enumerate([[], [], *([name] for name in TECHNIQUES)]):
         planner = Planner(program, {*techniques, *more}, single=attempt > 0)
         if planner.texts:
@@ -90,8 +96,8 @@ class Planner:
         Returns j, or None if no j will do.
         """
         for j in range(last, first - 1, -1):
-            kernel = self.build(kind, self.steps[i:j], shape, dims)
-            if kernel and not self.read_later(i, j):
+            kernel = None if self.read_later(i, j) else self.build(kind, self.steps[i:j], shape, dims)
+            if kernel:
                 self.emit(kernel)
                 return j
 
@@ -109,22 +115,23 @@ class Planner:
         try:
             for step in steps:
                 kernel.add(step)
-            kernel.text(kind)
+            kernel.complete()
         except Unsupported:
             return None
         return kernel
 
     def emit(self, kernel):
         """Append the call of a kernel, which joins the others unless it is the same as one of them."""
-        plain = re.sub(r"\n +#.*", "", kernel.text("_"))
+        text = kernel.text("{name}")
+        plain = re.sub(r"\n +#.*", "", text)
         if plain not in self.names:
             same = [name for name in self.names.values() if name.startswith(kernel.kind)]
             self.names[plain] = kernel.kind + (str(len(same) + 1) if same else "")
-            self.texts.append(kernel.text(self.names[plain]))
+            self.texts.append(text.replace("{name}", self.names[plain]))
         passed = ", ".join(operand.text for operand in kernel.operands.values())
         self.forward.append(f"{kernel.steps[-1].result.text} = {self.names[plain]}({passed})")
         # Note the techniques that the kernel shows, each with lines that show it.
-        body = [line for line in "\n".join(kernel.body()).split("\n") if not re.match(" *(for|idx|offs|mask) ", line)]
+        body = [line for line in "\n".join(kernel.body).split("\n") if not re.match(" *(for|idx|offs|mask) ", line)]
         steps = [line.strip() for line in body if "tl.load" not in line]
         own = [step for step in kernel.steps if step.name != "bias"]
         if len(own) > 1 + (kernel.kind in ("matmul", "partial_sums")):
@@ -144,8 +151,13 @@ class Planner:
             return False
         if step.name == "diagonal" or "index-broadcast-parameter" in self.techniques:
             return not step.operator.technique or step.operator.technique in self.techniques
-        kernel = self.build("fused", [step], step.result.shape)
-        return kernel is not None and not any("% " in operand.load for operand in kernel.operands.values())
+        kernel = Kernel("fused", step.result.shape)
+        try:
+            for value in step.operands.values():
+                kernel.value(value)
+        except Unsupported:
+            return False
+        return not any("% " in line.text for line in kernel.loads())
 
     def allowed(self, step, *kinds) -> bool:
         """Whether a kernel may compute a step of one of these kinds."""

@@ -109,13 +109,14 @@ def fields_of(spelling) -> tuple:
     return tuple(dict.fromkeys(re.findall(r"{(\w+)}", spelling)))
 
 
-@dataclass
+@dataclass(eq=False)  # hashed by identity
 class Program:
     """A problem as steps, with what its constructor and its inputs need."""
 
     seed: int
     clutter: bool  # whether it is written with much that nothing uses
     family: str = ""
+    elements: int = 0  # of inputs, parameters and output
     steps: list = field(default_factory=list)
     inputs: list = field(default_factory=list)  # (Value, expression in get_inputs)
     args: list = field(default_factory=list)  # constructor arguments: (name, annotation, constant that feeds it)

@@ -12,6 +12,7 @@ model which of them hold: neither this file nor the expert knows it. Execution f
 HELD_OUT pairs are in no example of the cold start: a run that knows one of them has found it by execution.
 """
 
+import functools
 import itertools
 import random
 from dataclasses import dataclass, replace
@@ -19,24 +20,21 @@ from typing import NamedTuple
 
 from skills import Skill
 from synthetic.planner import Solution, Technique, solution, write_skill
-from synthetic.program import OPERATORS, Program, Step, Value
+from synthetic.program import OPERATORS, Program, Step, Value, table
 from tasks import Task
 
-# Operators of the table: those that our kernels leave to PyTorch, functions of single elements, reductions of a row.
-TORCH = "sort flip fliplr roll cummax cummin tile repeat repeat_interleave cat pad tril triu diff topk".split()
-ELEMENTWISE = "relu sigmoid tanh gelu silu mish softplus hardswish hardsigmoid softsign selu abs square sin".split()
-REDUCTIONS = "sum mean amax amin norm logsumexp var std argmax argmin".split()
+TEXTS = table("redundant.toml")
+TORCH = TEXTS["torch"].split()  # operators that our kernels leave to PyTorch
+ELEMENTWISE = TEXTS["elementwise"].split()
+REDUCTIONS = TEXTS["reductions"].split()
 NAMES = [*TORCH, *ELEMENTWISE, *REDUCTIONS]
 CHEAP = [name for name in TORCH if name not in ("sort", "topk")]  # nothing else matters beside those two
 
-# Of these pairs half are redundant and half are not. Only results/claims.py (HOLDS) says which, to count them later.
-HELD_OUT = [("flip", "norm"), ("roll", "amax"), ("sort", "std"), ("cummax", "amax"), ("cat", "mean"),
-            ("repeat", "amin"), ("pad", "sum"), ("fliplr", "logsumexp"),
-            ("flip", "argmax"), ("roll", "cummax"), ("sort", "diff"), ("cummax", "mean"), ("cat", "sum"),
-            ("repeat", "norm"), ("pad", "var"), ("cummin", "sum")]
+HELD_OUT = list(map(tuple, TEXTS["held_out"]))
 TAUGHT = [pair for pair in itertools.product([*TORCH, *ELEMENTWISE], NAMES)
           if pair[0] != pair[1] and pair not in HELD_OUT]
 NAME = "leave-out-{0}-before-{1}"
+VARIABLES = TEXTS["variables"].split()
 
 
 class Call(NamedTuple):
@@ -85,9 +83,6 @@ def draw_call(name, rng) -> Call:
 # ----------------------------------------------------------------------------------------------------------------------
 # Chains and their texts
 
-VARIABLES = ["x", "inp", "values", "signal", "z", "scores"]
-SIZES = {"batch_size": (16, 32, 48, 64, 96), "rows": (32, 64, 128)}, {"dim": (256, 500, 512, 640), "n": (300, 512)}
-
 
 def draw(rng, pair=None, most=3, held_out=False) -> Chain:
     """A chain with `pair` somewhere in it, if there is one, and up to `most` operators that PyTorch computes.
@@ -121,20 +116,17 @@ def with_pair(names, pair, most, rng) -> list[str]:
 
 def problem_text(chain, rng, brief=False) -> str:
     """The chain as a PyTorch problem. brief: the class alone, as a lesson shows it."""
-    x = chain.variable
-    lines = "\n        ".join(chain.lines)
     superclass = rng.choice(["super().__init__()", "super(Model, self).__init__()"])
-    model = (f"class Model(nn.Module):\n    def __init__(self):\n        {superclass}\n\n"
-             f"    def forward(self, {x}):\n        {lines}\n        return {x}\n")
+    model = TEXTS["model"].format(superclass=superclass, x=chain.variable, lines="\n        ".join(chain.lines))
     if brief:
         return model
-    (rows, of_rows), (cols, of_cols) = [rng.choice([*group.items()]) for group in SIZES]
+    (rows, of_rows), (cols, of_cols) = [rng.choice([*group.items()]) for group in TEXTS["sizes"]]
     source = rng.choice(["torch.randn", "torch.rand", "torch.randn"])
-    return (f"import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n{model}\n\n"
-            f"{rows} = {rng.choice(of_rows)}\n{cols} = {rng.choice(of_cols)}\n\n\ndef get_inputs():\n"
-            f"    return [{source}({rows}, {cols})]\n\n\ndef get_init_inputs():\n    return []\n")
+    return TEXTS["problem"].format(model=model, source=source, rows=rows, number_of_rows=rng.choice(of_rows), cols=cols,
+                                   number_of_cols=rng.choice(of_cols))
 
 
+@functools.lru_cache(maxsize=8)  # a later turn often repeats the turn before it
 def answer(chain) -> Solution:
     """The expert's solution. Shapes only say what is a row, so any will do: nothing is run."""
     x = chain.variable
@@ -153,22 +145,15 @@ def answer(chain) -> Solution:
 # ----------------------------------------------------------------------------------------------------------------------
 # What is known about a pair, in words
 
-MOTIVATION = ("`{a}` costs a pass over memory of its own.", "A call that does not change the result is wasted time.",
-              "`{b}` may give the same without `{a}`.")
-IDEA = ("Leave out `{a}` where it stands directly before `{b}`.", "Apply `{b}` to the operand of `{a}`.",
-        "Where `{b}` follows directly after `{a}`, `{a}` is left out.")
-
-
 def pair_skill(pair, rng, lines=None) -> Skill:
     """The skill 'leave out A directly before B'. lines: of a problem that has both, as the skill's example."""
     a, b = pair
     x = rng.choice(VARIABLES)
     lines = lines or [draw_call(name, rng).line(x) for name in pair]
-    motivation = [text.format(a=a, b=b) for text in MOTIVATION]
-    idea = [text.format(a=a, b=b) for text in IDEA]
-    description = f"Leave out `{a}` directly before `{b}`."
-    known = Technique(NAME.format(a, b), description, "task_specific/rows", pair, motivation, idea)
-    return write_skill(known, rng, [f"# {lines[0]}  is left out", lines[1]])
+    skill = write_skill(Technique(NAME, **TEXTS["skill"]), rng, [f"# {lines[0]}  is left out", lines[1]])
+    description = skill.description.format(a=a, b=b)
+    content = skill.content.replace("{a}", a).replace("{b}", b)
+    return replace(skill, name=NAME.format(a, b), description=description, tags=pair, content=content)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,22 +1,14 @@
 """The tiny model of checkpoints/tiny: its tokenizer and its random weights."""
 
 from collections import Counter
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 from fast.attention import attention_kind
 
-CHAT_TEMPLATE = """{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}{% if loop.first and tools %}
-
-# Tool
-{% for t in tools %}
-{{- t.function.name }}({{ t.function.parameters.properties.keys() | join(', ') }}){% endfor %}{% endif %}<|im_end|>
-{% endfor -%}
-{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja").read_text()
 
 
 def train_tokenizer(texts, vocabulary):

@@ -11,6 +11,7 @@ list of hashes is enough to check it, so we need not ship KernelBench's problems
 """
 
 import ast
+import functools
 import hashlib
 import itertools
 import random
@@ -23,7 +24,7 @@ from tqdm import tqdm
 from command.progress import in_words
 from synthetic import redundant
 from synthetic.families import draw, task_of
-from synthetic.program import OPERATORS
+from synthetic.program import OPERATORS, WORDS
 from tasks import GPU_BATCH_FACTOR, PROBLEMS, Task, TaskError, construct, elements, listed_tasks, scale_batch
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
@@ -35,19 +36,18 @@ def family_tasks(seed, device="cpu"):
 
     Their names are ordinary ones, since skills quote them.
     """
-    evaluation = evaluation_fingerprints()
     for n in itertools.count():
-        task = fit(task_of(draw(seed * 1_000_003 + n, clutter=True, plain=True)), evaluation, device)
+        program = draw(seed * 1_000_003 + n, clutter=True, plain=True)
+        task = fit(task_of(program), device, program.elements)
         if task:
             yield task
 
 
 def training_tasks(seed, device="cpu"):
     """Endless stream of problems that are fit to train on: of three, two are of redundant.py and one of families.py."""
-    evaluation = evaluation_fingerprints()
     others = family_tasks(seed, device)
     for n in itertools.count():
-        task = next(others) if n % 3 == 2 else fit(redundant.task(seed * 1_000_003 + n), evaluation, device)
+        task = next(others) if n % 3 == 2 else fit(redundant.task(seed * 1_000_003 + n), device)
         if task:
             yield task
 
@@ -55,12 +55,13 @@ def training_tasks(seed, device="cpu"):
 SYNTHESISED = {"synth": training_tasks}  # --tasks NAME -> function of (seed, device), an endless iterator over Tasks
 
 
-def fit(task, evaluation, device) -> Task | None:
+def fit(task, device, size=None) -> Task | None:
     """A synthesised task as it is trained on, or None if it is unfit.
 
-    On a GPU it gets a larger batch. A problem is left out of which some layer then has gigabytes of weights.
+    On a GPU it gets a larger batch. A problem is left out of which some layer then has gigabytes of weights. size: see
+    `unfit`.
     """
-    if unfit(task, evaluation) is not None:
+    if unfit(task, evaluation_fingerprints(), size) is not None:
         return None
     if device != "cpu":
         task = scale_batch(task, GPU_BATCH_FACTOR)
@@ -87,11 +88,10 @@ def in_random_order(tasks, rng, fitness):
     fitness: {a task's name: why it is left out, or None}. A task is checked the first time that it comes up. A run
     saves `fitness`, so that a resumed run does not check again. Raises TaskError when none is left.
     """
-    evaluation = evaluation_fingerprints()
     while True:
         for task in rng.sample(tasks, len(tasks)):
             if task.name not in fitness:
-                fitness[task.name] = unfit(task, evaluation)
+                fitness[task.name] = unfit(task, evaluation_fingerprints())
                 if fitness[task.name]:
                     tqdm.write(f"{task.name} is left out: {fitness[task.name]}")
             if not fitness[task.name]:
@@ -103,16 +103,12 @@ def in_random_order(tasks, rng, fitness):
 # ----------------------------------------------------------------------------------------------------------------------
 # Which problems are near each other
 
-# Names are compared in lower case, without underscores and a final "loss". Alternative name -> the name that we use.
-_SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
-              "multiply": "mul", "divide": "mul", "div": "mul", "subtract": "sub", "max": "amax", "min": "amin",
-              "swish": "silu", "mm": "matmul", "bmm": "matmul", "inner": "matmul", "linear": "matmul",
-              "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt", "pow": "mul"}
+_NEUTRAL = set(WORDS["near"]["neutral"]["calls"].split())
+_SPELLINGS = {}  # another name of an operator -> the name that we use
+for _name, _others in WORDS["near"]["spellings"].items():
+    _SPELLINGS |= dict.fromkeys(_others.split(), _name)
 # Python's operators. A division counts as a product, since x / 2 can be written as x * 0.5.
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "mul", ast.Pow: "mul", ast.MatMult: "matmul"}
-# Calls that do not count, such as those that only change a tensor's shape, type or device.
-_NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
-            "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
 
 
 def operators(source) -> list[str]:
@@ -153,6 +149,8 @@ def _applied(node, layers, own) -> list[str]:
 
     own: names of the problem's classes and methods. A call of one does not count, since its own operators do.
     """
+    if not isinstance(node, (ast.BinOp, ast.AugAssign, ast.UnaryOp, ast.Call)):
+        return []
     if all(n.id == "math" for n in ast.walk(node) if isinstance(n, ast.Name)):
         return []  # an expression of `math` alone is a number, such as math.sqrt(2 / math.pi)
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
@@ -169,6 +167,7 @@ def _applied(node, layers, own) -> list[str]:
     return [_spelled(name) for name in names if name not in own]
 
 
+@functools.cache
 def _spelled(name) -> str:
     """The one spelling of an operator's name.
 
@@ -193,25 +192,28 @@ def fingerprint(source) -> str:
     return hashlib.sha1(" ".join(operators(source)).encode()).hexdigest()[:12]
 
 
+@functools.cache
 def evaluation_fingerprints() -> frozenset[str]:
     """Fingerprints of all built-in problems and of KernelBench's levels 1 to 3 (shipped as hashes)."""
     known = {fingerprint(path.read_text()) for path in PROBLEMS.glob("[lr]*/*.py")}
     return frozenset(known | set((PROBLEMS / "kernelbench_fingerprints.txt").read_text().split()))
 
 
-def unfit(task, evaluation) -> str | None:
+def unfit(task, evaluation, size=None) -> str | None:
     """Why a problem may not be trained on, or None if it may.
 
     It must not be near an evaluation problem. As in the CUDA Agent paper it must run, return finite tensors, be
     deterministic, and depend on its inputs: else a kernel that ignores them is correct. It is run in this process,
-    because it is ours or the user's, unless it has more than MOST_CHECKED elements.
+    because it is ours or the user's, unless it has more than MOST_CHECKED elements. size: how many, if that is known.
     """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
-    if elements(task.source, MOST_CHECKED) > MOST_CHECKED:
+    if size is None:
+        size = elements(task.source, MOST_CHECKED)
+    if size > MOST_CHECKED:
         return None
     try:
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed takes a millisecond to remember who asked for CUDA's
         with warnings.catch_warnings(action="ignore"), torch.no_grad():  # no warnings of rejected problems
             model, get_inputs = construct(task.source)
             inputs = get_inputs()

@@ -1,8 +1,8 @@
 """The generator: programs, problems and solutions agree, techniques show up where asked for, how to add an operator."""
 
 import itertools
+import math
 import re
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -139,29 +139,30 @@ TL = SimpleNamespace(  # the few functions of triton.language that formulas use,
     maximum=lambda a, b: torch.where(a > b, a, b), minimum=lambda a, b: torch.where(a < b, a, b),
     where=lambda condition, a, b: torch.where(condition != 0, a, b),
     **{name: getattr(torch, name) for name in "exp exp2 log erf abs sqrt sin cos sigmoid".split()})
-Y = torch.linspace(0.1, 0.9, 601, dtype=torch.float64)
-FURTHER = {  # arguments of the formulas that have more than one
-    "leaky_relu": (0.2,), "elu": (0.7,), "celu": (0.7,), "softshrink": (0.7,), "hardshrink": (0.7,),
-    "clamp": (-0.5, 2.0), "hardtanh": (-0.5, 2.0), "clamp_min": (-0.5,), "clamp_max": (2.0,), "threshold": (0.5, -1.0),
-    "lerp": (Y, 0.3), "logaddexp": (Y,), "maximum": (Y,), "minimum": (Y,), "addcmul": (Y, Y), "where": (Y, 2.0),
-    "masked_fill": (Y > 0.5, -1.0)}
-EXPECTED = {  # what torch has by another name, or with other arguments
-    "gelu_tanh": partial(F.gelu, approximate="tanh"), "addcmul": lambda v, a, b: v + a * b,
-    "where": lambda v, a, b: torch.where(v != 0, a, b)}
+KERNEL_TEXTS = dict(EXPRESSIONS["triton"])  # torch expression -> operands in their order, lines of Triton
+for row in OPERATORS.values():
+    if row.kind == "pointwise" and row.lines and not row.technique:
+        for text in row.spellings:
+            KERNEL_TEXTS.setdefault(text, ["", *row.lines])
 
 
-@pytest.mark.parametrize("name", [name for name, row in OPERATORS.items() if row.kind == "pointwise" and row.lines])
-def test_formula_agrees_with_torch(name):
-    """A Triton formula, executed on torch tensors, against the operator that it stands for."""
+@pytest.mark.parametrize("spelling", KERNEL_TEXTS)
+def test_what_a_kernel_computes_agrees_with_torch(spelling):
+    """Lines of Triton, executed on torch tensors, against the torch expression that they stand for."""
+    y = torch.linspace(0.1, 0.9, 601, dtype=torch.float64)
     x = torch.linspace(-30, 30, 601, dtype=torch.float64)
-    x = x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "log1p", "reciprocal") else x
-    function = EXPECTED.get(name) or getattr(F, name, None) or getattr(torch, name)
-    further = FURTHER.get(name, ())
-    space = {"tl": TL, "x": x, **dict(zip("ab", further))}
-    *before, value = [line.format(x="x", a="a", b="b") for line in OPERATORS[name].lines]
+    space = {"tl": TL, "torch": torch, "F": F, "math": math, "x": x, "y": y, "t": y + 1, "c": 0.7, "h": 2.0}
+    order, *lines = KERNEL_TEXTS[spelling]
+    fields = {name: name for name in "xytch"}
+    for operand in order.split("; "):
+        name, _, number = operand.partition(" = ")
+        if number:
+            fields[name] = f"({number.format(**fields)})"
+    *before, value = [line.format(**fields) for line in lines]
     for line in before:
         exec(line, space)
-    assert torch.allclose(eval(value, space), function(x, *further), rtol=1e-5, atol=1e-6)
+    expected = eval(spelling.format(x="x", y="y", t="t", c="c", h="h"), space)
+    assert torch.allclose(eval(value, space), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_new_operator_takes_a_row_of_the_table(box, monkeypatch):

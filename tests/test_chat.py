@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 import types
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from backbone import Backbone, Chat, Completion, Sampling
 import recipes  # noqa: F401 (it enters the release's form of a verdict)
 from chat import prompts
-from chat.calls import extract_code, extract_tool_call, fenced_blocks
+from chat.calls import extract_code
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
 from chat_templates import CALL, TEMPLATES, calling, template_tokenizer
@@ -23,34 +22,6 @@ from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
 from command.process import UserError
-
-
-KERNEL = "class ModelNew:\n    s = '```'\n"
-DOCUMENTED = 'class ModelNew:\n    """\n    ```\n    x\n    ```\n    """\n'
-
-
-@pytest.mark.parametrize("reply, code", [
-    (f"1. Fuse:\n\n   ```python\n   {KERNEL.replace(chr(10), chr(10) + '   ')}```\n2. Done.", KERNEL),
-    (f"- ```python\n  {KERNEL.replace(chr(10), chr(10) + '  ')}```", KERNEL),
-    (f"```python\n{KERNEL}```", KERNEL), (f"```python\r\n{KERNEL}```\r\n", KERNEL),
-    (f"```python\n{DOCUMENTED}```", DOCUMENTED),
-    (f"````markdown\nPlan.\n```python\n{KERNEL}```\n````", KERNEL), (f"````python\n{KERNEL}````", KERNEL),
-    (f"`````\n````\n```python\n{KERNEL}```\n````\n`````", KERNEL),
-    (f"```python\n{KERNEL}```\nOr:\n```python\n# cut off\n{KERNEL}", KERNEL),
-    (f"```python\n{KERNEL}```</answer>", KERNEL), (f"```python\n{KERNEL}", None)])
-def test_fences_are_matched_by_line_indentation_and_length(reply, code):
-    assert extract_code(reply) == code
-
-
-def test_a_fenced_call_may_hold_fences():
-    call = {"name": "f", "arguments": {"content": "Example:\n```python\nx\n```\n"}}
-    assert extract_tool_call(f"```json\n{json.dumps(call)}\n```", "f") == call["arguments"]
-    assert extract_tool_call(f"````\n```json\n{json.dumps(call)}\n```\n````", "f") == call["arguments"]
-    began = time.monotonic()
-    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 0), ("```x\n```\n" * 5000, 5000),
-                         (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
-        assert len(fenced_blocks(text)) == blocks
-    assert time.monotonic() - began < 10  # no pattern is tried again at each character
 
 
 @pytest.fixture(params=TEMPLATES)

@@ -12,11 +12,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 import reinforce
-import test_reinforce
 from command import files
-from test_reinforce import metrics, weights
-
-world = test_reinforce.world  # a fixture
+from test_reinforce import metrics, weights, world  # noqa: F401 (a fixture)
 
 # ---- resuming
 
@@ -25,12 +22,10 @@ def state(out):
     """All that a run leaves, but for wall times."""
     trainer = torch.load(out / "checkpoint/trainer.pt")
     lines = [{key: value for key, value in m.items() if key != "seconds"} for m in metrics(out)]
-    files = {str(path.relative_to(out)): path.read_text() for folder in ("rollouts", "skill_library")
-             for path in (out / folder).iterdir()}
+    files = {path.name: path.read_text() for path in [*out.glob("rollouts/*"), *out.glob("skill_library/*")]}
     moments = [{k: v.tolist() for k, v in each.items()} for each in trainer["optimizer"]["state"].values()]
-    return {"weights": weights(out), "library": (out / "checkpoint/skill_library.jsonl").read_text(),
-            "metrics": lines, "files": files, "generator": trainer["generator"].tolist(), "step": trainer["step"],
-            "optimizer": moments, "initial": sorted(trainer["initial_names"])}
+    return [weights(out), (out / "checkpoint/skill_library.jsonl").read_text(), lines, files, moments,
+            trainer["generator"].tolist(), trainer["step"], sorted(trainer["initial_names"])]
 
 
 def test_resuming_equals_not_stopping(world, monkeypatch):
@@ -53,16 +48,7 @@ def test_resuming_equals_not_stopping(world, monkeypatch):
     assert state(whole) == state(parts)
 
 
-SHORT, WHOLE = ["--steps", "2", "--batch", "1"], []
-
-
-def whole_run(world):
-    """The uninterrupted run of two steps, made once."""
-    if not WHOLE:
-        WHOLE.append(world("whole", *SHORT))
-    return WHOLE[0]
-
-
+SHORT, WHOLE = ["--steps", "2", "--batch", "1"], []  # the state that an uninterrupted run leaves, which is made once
 CHECKPOINT = [(shutil, "rmtree"), (Qwen3ForCausalLM, "save_pretrained"), (torch, "save"), (Path, "symlink_to"),
               (os, "replace")]
 
@@ -91,8 +77,10 @@ def test_interrupted_and_resumed(world, tmp_path, monkeypatch, functions, n, say
             patch.setattr(owner, name, dying(getattr(owner, name)))
         with pytest.raises(KeyboardInterrupt, match=says):
             world("killed", *SHORT)
+    if not WHOLE:
+        WHOLE.append(state(world("whole", *SHORT)))
     begun = (tmp_path / "killed/checkpoint").exists()  # else nothing was done yet, and the same command begins again
-    assert state(whole_run(world)) == state(world("killed", *(["--resume"] if begun else SHORT)))
+    assert WHOLE[0] == state(world("killed", *(["--resume"] if begun else SHORT)))
 
 
 # ---- what is refused
@@ -116,7 +104,7 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
 
 def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tmp_path):
     out = world("run", "--steps", "1")
-    kept = sorted((out / "rollouts").iterdir())
+    kept, trainer = sorted((out / "rollouts").iterdir()), out / "checkpoint/trainer.pt"
     capsys.readouterr()
 
     def refused(options="--resume"):
@@ -125,14 +113,10 @@ def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tm
     assert "already holds a run" in refused("--device cpu")
     assert "has model = " in refused(f"--resume --model {tmp_path}")
     assert "has gamma = 1.0, not 0.5" in refused("--resume --set gamma=0.5")
-    trainer = out / "checkpoint/trainer.pt"
-    saved = torch.load(trainer)
-    torch.save(saved | {"optimizer": {}}, trainer)
-    assert "of another version" in refused()
-    torch.save(saved, trainer)
-    lines = (out / "metrics.jsonl").read_text()
-    (out / "metrics.jsonl").write_text("{\n" + lines)
+    (out / "metrics.jsonl").write_text("{\n")
     assert "metrics.jsonl, line 1: cannot be read" in refused()
+    torch.save(torch.load(trainer) | {"optimizer": {}}, trainer)
+    assert "of another version" in refused()
     assert sorted((out / "rollouts").iterdir()) == kept  # nothing was deleted
 
 

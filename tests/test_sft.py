@@ -19,7 +19,7 @@ from backbone import Backbone, Chat, Sampling
 from chat.calls import extract_code, extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
-from judge.verdict import KernelTime, Verdict
+from judge.verdict import Verdict
 from policy import policy_messages
 from command.options import complete
 from command.process import UserError
@@ -43,8 +43,7 @@ class Scorer:
 
     def score(self, task, codes):
         return [Verdict(compiled=True, error="wrong values") if "# spoiled" in code else
-                Verdict(compiled=True, correct=True, speedup=1.0 + i, coverage=0.5, clock="modelled", reference_ms=1.0,
-                        candidate_ms=1 / (1 + i), profile=[KernelTime("mul", 1.0, False)])
+                Verdict(compiled=True, correct=True, speedup=1.0 + i, reference_ms=1.0, candidate_ms=1 / (1 + i))
                 for i, code in enumerate(codes)]
 
 
@@ -113,15 +112,15 @@ def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
 
 
 def test_the_filter_down_samples_what_is_over_represented(monkeypatch):
-    dull = [Example("policy", [{}, {}, {}], None, "linear", kernel="same") for _ in range(200)]
-    varied = [Example("policy", [{}, {}, {}], None, f"f{i % 5}", kernel=str(i)) for i in range(200)]
-    lazy = [Example("selection", [{}, {}, {}], None, f"f{i % 5}", skills=("fuse",)) for i in range(400)]
-    rare = [Example("selection", [{}, {}, {}], None, f"f{i % 5}", skills=(f"s{i}",)) for i in range(40)]
+    talk = [{}, {}, {}]
+    dull = [Example("policy", talk, None, "linear", kernel="same") for _ in range(200)]
+    varied = [Example("policy", talk, None, f"f{i % 5}", kernel=str(i)) for i in range(200)]
+    lazy = [Example("selection", talk, None, f"f{i % 5}", skills=("fuse",)) for i in range(400)]
+    rare = [Example("selection", talk, None, f"f{i % 5}", skills=(f"s{i}",)) for i in range(40)]
     kept = set(map(id, diversity_filter(dull + varied + lazy + rare, random.Random(0))))
     assert [sum(id(e) in kept for e in group) for group in (dull, varied, lazy, rare)] == [40, 200, 100, 40]
-    linear = [Example("summary", [{}, {}, {}], None, "linear") for _ in range(90)]  # of 5 families: 2 / 5 of a kind
-    others = [Example("summary", [{}, {}, {}], None, f"f{i}") for i in range(4) for _ in range(15)]
-    assert len(diversity_filter(linear + others, random.Random(0))) == 60 + 60
+    linear = [Example("summary", talk, None, f"f{i // 15}" if i < 60 else "linear") for i in range(150)]
+    assert len(diversity_filter(linear, random.Random(0))) == 60 + 60  # of 5 families: 2 / 5 of a kind
     monkeypatch.setattr(sft, "write_examples", lambda first, count, execute, **_: dull[:2] if execute else varied[:3])
     counts = Counter(map(id, sft.built_in_examples(options())))  # executed ones are learnt three times
     assert [counts[id(e)] for e in dull[:2] + varied[:3]] == [3, 3, 1, 1, 1]
@@ -213,28 +212,27 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Pla
 def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     good = [{"messages": TALK, "tools": None},
             {"messages": json.dumps(TALK), "tools": json.dumps([SELECT_TOOL, UPDATE_TOOL])},
-            {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]},
-            {"messages": TALK + TALK, "enable_thinking": True}]
-    bad = {"not json": "JSONDecodeError", json.dumps({"prompt": "x"}): "KeyError: 'messages'",
+            {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]}]
+    bad = {"not json": "JSONDecodeError", '{"prompt": "x"}': "KeyError: 'messages'",
            json.dumps({"messages": TALK[:1]}): "UserError: no message of the assistant's",
            json.dumps({"messages": [TALK[0], TALK[1] | {"content": " "}]}): "UserError: the reply is empty"}
     path = tmp_path / "rows.jsonl"
     write_lines(path, *(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad)
     data = read_chats(path, chat)
-    assert [learnt(chat, *pair) for pair in data] == [["Plan: x.<|im_end|>"]] * 3 + [["Plan: x.<|im_end|>"] * 2]
+    assert [learnt(chat, *pair) for pair in data] == [["Plan: x.<|im_end|>"]] * 3
     shown = [chat.tokenizer.decode(ids) for ids, _ in data]
-    assert ["update_skill_library" in text and "select_skills" in text for text in shown] == [False, True, False, False]
+    assert ["update_skill_library" in text and "select_skills" in text for text in shown] == [False, True, False]
     assert all("h\u2028i" in text for text in shown)
     reported = capsys.readouterr().err
-    assert all(f"{path}:{n}: skipped ({why}" in reported for n, why in enumerate(bad.values(), start=6))
+    assert all(f"{path}:{n}: skipped ({why}" in reported for n, why in enumerate(bad.values(), start=5))
 
 
 def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat):
     turns = [{"reply": f"Plan: {name}.", "reward": reward, "feedback": f"verdict {reward}"}
              for name, reward in (("a", 0.0), ("b", 2.0), ("c", 0.5), ("d", 1.5), ("e", None))]
     prompt = chat.chat_text(TALK[:1])
-    lines = [{"role": "policy", "turns": turns}, {"role": "policy", "turns": turns},
-             {"role": "policy", "turns": turns[:1]}, {"role": "selection", "reply": "chosen", "reward": 1.6},
+    lines = [{"role": "policy", "turns": turns}, {"role": "policy", "turns": turns[:1]},
+             {"role": "selection", "reply": "chosen", "reward": 1.6},
              {"role": "selection", "reply": "cut o", "finished": False, "reward": 1.6},
              {"role": "summary", "reply": "told", "reward": 0.0}]
     for number in (1, 2):  # the second file repeats what the first has
@@ -279,13 +277,12 @@ def test_a_pretrained_model_has_the_releases_values():
 def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     assert sum(p.stat().st_size for p in TINY.iterdir()) <= 16e6
     model = Backbone.load(TINY)
-    seed, prompts, names = 900_000_000, [], []  # no seed of its cold start
-    while len(prompts) < 4:
+    prompts, names = [], []
+    for seed in range(900_000_000, 900_000_012):  # no seeds of its cold start
         program = draw(seed, clutter=seed % 3 > 0)
-        seed += 1
         if unfit(task_of(program), writer.evaluation) is None and applicable(program):
             names.append(min(applicable(program)))
             skill = writer.skill(names[-1], random.Random(seed))
             prompts.append(model.chat_ids(policy_messages(task_of(program), [skill])))
     replies = model.sample(prompts, Sampling(100, temperature=0))  # the plan is the first line
-    assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) >= 3
+    assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) > 0.7 * len(names) > 2

@@ -48,11 +48,9 @@ def test_kevin_drops_thoughts_and_keeps_plans_and_kernels(model, history, though
     scripted = Scripted(model.model, model.tokenizer)
     scripted.script = lambda role, prompt: ["<think>a long thought</think>" + kernel(1.5) + "\nThat is all."]
     rollout(scripted, FakeSandbox(), [(make_task(), ())], 3, Sampling(400), strategy=HISTORIES[history])
-    prompts = [prompt for _, prompt in scripted.asked]
-    assert [prompt.count("a long thought") for prompt in prompts] == thoughts
-    assert [prompt.count("That is all") for prompt in prompts] == thoughts
-    assert [prompt.count("# speedup 1.5") for prompt in prompts] == [0, 1, 2]
-    assert [prompt.count("Plan: x.") for prompt in prompts] == [0, 1, 2]
+    for text, counts in (("a long thought", thoughts), ("That is all", thoughts), ("# speedup 1.5", [0, 1, 2]),
+                         ("Plan: x.", [0, 1, 2])):
+        assert [prompt.count(text) for _, prompt in scripted.asked] == counts
 
 
 def test_a_recipe_is_five_lines(world, monkeypatch):

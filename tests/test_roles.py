@@ -1,5 +1,7 @@
-"""Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
+"""Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself; and the
+skill library: what it keeps, what it refuses, and what BM25 finds in it (selector.recall)."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -9,12 +11,14 @@ import torch
 import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
-from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
+from command.process import UserError
+from conftest import (CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting,
+                      write_lines)
 from policy import Trajectory, Turn, best_window, rollout, rollout_metrics
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
-from skills import Skill, SkillLibrary
+from skills import Skill, SkillLibrary, skill_from_json
 from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_trigger, lazy_advice, propose,
                         read_proposals, summary_metrics, verify)
 from tasks import Task
@@ -289,3 +293,63 @@ def test_a_parents_chance_falls_with_its_rank():
     for n, speedup in zip(range(5, 10), (7.0, 5.0, 4.0, 3.0, 2.0)):
         assert abs(drawn[speedup] / 4000 - 1 / n / total) < 0.025
     assert drawn[1.0] == 0 and ranked_parent(turns[:3]) == ranked_parent(turns[4:5] * 9) == []
+
+
+# ---- the library
+
+def skill(name, content="Motivation: m\nKey Idea: k\nExample:\ne", description="d", tags=("t",), **more):
+    return Skill(name, description, "general", tags, content, **more)
+
+
+def test_roundtrip_keeps_every_field(tmp_path):
+    library = SkillLibrary([skill("a", "line one\nline two \u00e9", verify_speedup=1.75), skill("b", tags=())])
+    library.save(tmp_path / "skill_library.jsonl")
+    assert SkillLibrary.of_model(tmp_path).skills == library.skills
+    first = json.loads((tmp_path / "skill_library.jsonl").read_text().split("\n")[0])
+    assert list(first) == ["name", "description", "scope", "tags", "content", "verify_speedup"]
+
+
+def test_a_skill_that_joins_has_a_name_of_its_own_and_is_found():
+    library = SkillLibrary([skill("a"), skill("a-2"), skill("b")])
+    assert recall(library, "softmax") == []
+    assert [library.add(skill("a", "softmax")).name for _ in range(3)] == ["a-3", "a-4", "a-5"]
+    assert [s.name for s in library.skills] == ["a", "a-2", "b", "a-3", "a-4", "a-5"] and len(library) == 6
+    assert [s.name for s in recall(library, "softmax")] == ["a-3", "a-4", "a-5"]
+
+
+RECORD = {"name": "n", "description": "d", "scope": "general", "tags": ["t"], "content": "c"}
+
+
+@pytest.mark.parametrize("line", [
+    '{"name": "half', [1, 2], {"name": "n"}, RECORD | {"name": " "}, RECORD | {"tags": [1]},
+    RECORD | {"verify_speedup": "fast"}])
+def test_a_broken_line_is_refused_with_its_number(tmp_path, line):
+    write_lines(tmp_path / "skill_library.jsonl", RECORD, "", line, RECORD)
+    with pytest.raises(UserError, match="skill_library.jsonl, line 3: not a skill"):
+        SkillLibrary.of_model(tmp_path)
+
+
+@pytest.mark.parametrize("fields, scope, tags", [
+    ({"scope": "s", "author": 1}, "s", ()), ({"scope": None, "tags": None}, "general", ()),
+    ({"scope": "", "tags": ["a"]}, "general", ("a",))])
+def test_the_release_takes_lines_without_scope_or_list_of_tags(fields, scope, tags):
+    made = skill_from_json({"name": " n ", "description": "d", "content": "c"} | fields)
+    assert (made.name, made.scope, made.tags) == ("n", scope, tags)
+
+
+def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order():
+    content = {30: "softmax softmax"} | dict.fromkeys(range(6), "relu") | dict.fromkeys(range(90, 190), "cumsum")
+    library = SkillLibrary([skill(f"s{i}", content.get(i, "softmax"), description="") for i in range(190)])
+    assert [s.name for s in recall(library, "softmax")] == ["s30"] + [f"s{i}" for i in range(6, 25)]
+
+
+@pytest.mark.parametrize("query, written", [
+    ("F.layer_norm(x)", "LayerNorm in one sweep"), ("self.bn = nn.BatchNorm2d(c)", "batch_norm folded"),
+    ("nn.LayerNorm(8)", "layer-norm"), ("x = F.relu(x)", "ReLU"), ("nn.ReLU()", "a relu/gelu chain"),
+    ("x = torch.Softmax(x)", "exp over one row, of softmax"), ("self.my_convolution", "convolution")])
+def test_code_finds_what_a_skill_calls_otherwise(query, written):
+    library = SkillLibrary([skill(f"s{i}", text) for i, text in enumerate(("scan", written, "sort", written))])
+    assert recall(library, query) == [library.skills[1], library.skills[3]]  # half of the library; and no other
+    assert recall(library, query, top=1) == library.skills[1:2]
+    assert recall(library, "unrelated vocabulary") == recall(library, "") == []
+    assert recall(SkillLibrary(library.skills[:2]), "nothing of it") == library.skills[:2]  # too few to rank

@@ -156,7 +156,7 @@ def test_supported_architectures_are_sampled_and_rescored_as_by_their_own_forwar
 
 
 @pytest.mark.parametrize("changes", [
-    {"model_type": "gpt2"}, {"sliding_window": 8, "use_sliding_window": True},
+    {"model_type": "gemma"}, {"sliding_window": 8, "use_sliding_window": True},
     {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}])
 def test_other_architectures_are_refused_in_one_line(model, tmp_path, changes):
     model.save(tmp_path)

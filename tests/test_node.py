@@ -22,68 +22,13 @@ import reinforce
 import sft
 from backbone import Backbone
 from fast import ranks
-from fast.optimizer import make_adamw
 from test_reinforce import enter, ingredients, library_at, metrics, world  # noqa: F401 (a fixture)
 from test_sft import encoded, options, small_model
 
 
-def close(a, b, tolerance=1e-6):
-    return torch.allclose(a.float(), b.float(), rtol=0, atol=tolerance * max(1.0, b.float().abs().max().item()))
-
-
-# ---- the optimiser
-
-
-def tensors():
-    """Parameters that two ranks can split evenly, and one that they cannot."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = (6, 4), (7, 5), (8,)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator).bfloat16()) for shape in shapes]
-
-
-def steps(part, optimizer, parameters, first, last):
-    """Optimiser steps on the sum of two gradients, of which `part` says which are added here; norms."""
-    norms = []
-    for n in range(first, last):
-        for number in part:
-            generator = torch.Generator().manual_seed(2 * n + number)
-            gradients = [torch.randn(p.shape, generator=generator).to(p.dtype) for p in parameters]
-            sum((p * gradient).sum() for p, gradient in zip(parameters, gradients)).backward()
-        if ranks.count() > 1:  # a rank keeps its part of a gradient, and no whole one
-            assert [p.grad for p in parameters] == [None] * 3
-            assert [own.grad.numel() for own in optimizer.own] == [12, 35, 4]
-        norms.append(ranks.clip_gradients(optimizer, parameters, 3.0).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return norms
-
-
-def update_on_a_rank(folder):
-    """Rank 0 leaves in `folder` what all have come to. Half the steps are those of optimisers that have loaded the
-    others' state."""
-    parameters, norms = tensors(), []
-    for first, last in ((0, 3), (3, 6)):
-        parameters = [torch.nn.Parameter(p.detach()) for p in parameters]  # without the first optimiser's hooks
-        optimizer = ranks.sharded(make_adamw, [{"params": parameters}], lr=0.01)
-        if first:
-            optimizer.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
-        norms += steps([ranks.rank()], optimizer, parameters, first, last)
-        state = optimizer.state_dict()
-        if ranks.rank() == 0:
-            torch.save(state, folder / "state.pt")
-        ranks.each(None)  # it is written
-    same = ranks.each([p.tolist() for p in parameters])
-    assert same[0] == same[1] and ranks.gather(ranks.share(["one"])) == ["one"] and ranks.first(ranks.rank()) == 0
-    for items, parts in (("aabbccdd", "00110011"), ("abacad", "010101"), ("a", "0"), ("", "")):  # equal ones together
-        assert ranks.distribute(items, lambda part: [item + str(ranks.rank()) for item in part]) == [
-            item + part for item, part in zip(items, parts)]
-    if ranks.rank() == 0:
-        torch.save((norms, parameters), folder / "found.pt")
-
-
 @pytest.fixture(scope="module")
 def killed(model_folder, tmp_path_factory):
-    """One launch of two ranks, which takes long: updates, a cold start, and a run in whose last step rank 1 is killed.
+    """One launch of two ranks, which takes long: a cold start, and a run in whose last step rank 1 is killed.
 
     (the folder of what they leave, the finished process, when it ended)
     """
@@ -95,16 +40,6 @@ def killed(model_folder, tmp_path_factory):
     return folder, done, time.time()
 
 
-def test_the_optimizer_of_two_ranks_is_that_of_one(killed):
-    folder, done, _ = killed
-    assert (folder / "found.pt").is_file(), done.stderr
-    norms, found = torch.load(folder / "found.pt", weights_only=False)
-    parameters = tensors()
-    alone = steps([0, 1], make_adamw(parameters, 0.01), parameters, 0, 6)
-    assert norms == pytest.approx(alone, rel=0.01)  # one process adds gradients in another order
-    assert all(close(a, b, 0.01) for a, b in zip(found, parameters))
-
-
 # ---- the cold start
 
 
@@ -112,6 +47,10 @@ def training(model, out, **changes):
     """A training in batches of several parts, which two ranks begin and one alone goes on with: its history."""
     given = options(out=str(out), model="M", batch_sequences=6, **changes)
     return sft.train(model, [], encoded(33, np.random.default_rng(0)), 0, given)
+
+
+def bfloat16_model(seed=0):
+    return small_model(seed).bfloat16()
 
 
 def training_on_a_rank(folder):
@@ -125,18 +64,19 @@ def training_on_a_rank(folder):
 
     sft.TrainStep.save = save
     with contextlib.suppress(EOFError):
-        training(small_model(), folder)
+        training(bfloat16_model(), folder)
 
 
 def test_two_ranks_begin_and_one_goes_on_as_one_alone(killed, tmp_path):
     folder, done, _ = killed
     assert (folder / sft.CHECKPOINT).is_file(), done.stderr
     assert torch.load(folder / sft.CHECKPOINT)["step"] == 4
-    alone, resumed = small_model(), small_model(1)
+    alone, resumed = bfloat16_model(), bfloat16_model(1)
     whole, again = training(alone, tmp_path), training(resumed, folder, resume=True)
-    assert all(close(mine, theirs) for mine, theirs in zip(resumed.parameters(), alone.parameters()))
+    for mine, theirs in zip(resumed.parameters(), alone.parameters()):  # in all they moved by 0.02
+        assert (mine - theirs).abs().float().mean() < 5e-4
     assert whole[-1]["step"] > 4
-    assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-4)
+    assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-3)
 
 
 # ---- a run
@@ -174,7 +114,7 @@ def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
     assert torch.equal(a["generator"], b["generator"]) and a["step"] == b["step"] == 2
     # AdamW divides by sqrt(v) + 1e-8: of a rare token with gradients of 1e-7, rounding moves a weight by 1 % of a step.
     for mine, theirs in zip(*(Backbone.load(folder / "checkpoint").model.parameters() for folder in (out, whole))):
-        assert close(mine, theirs, 1e-4)
+        assert (mine - theirs).abs().max() < 1e-4
     for path in sorted((whole / "rollouts").iterdir()):
         mine, theirs = ([[line.get(key) for key in ("role", "task", "prompt", "reply")] for line in read_lines(file)]
                         for file in (out / "rollouts" / path.name, path))
@@ -183,7 +123,6 @@ def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
 
 def all_on_a_rank(arguments):
     folder, *options = arguments
-    update_on_a_rank(Path(folder))
     training_on_a_rank(Path(folder))
     run_on_a_rank(options)
 

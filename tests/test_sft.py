@@ -150,9 +150,9 @@ def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(sequences):
         assert len(batches) == len(parts) and widths[:20] != sorted(widths[:20])[::-1]  # in random order
 
 
-def small_model(seed=0, vocabulary=32):
+def small_model(seed=0):
     torch.manual_seed(seed)
-    return random_qwen3(vocabulary, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+    return random_qwen3(32, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
                         tie_word_embeddings=False)
 
 

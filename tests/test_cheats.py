@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 
-from candidates import by_elements, fails, indent, passes, product, replaced, small_task
+from candidates import by_elements, fails, indent, passes, problem, replaced, small_task, solution
 from conftest import read_lines
 from command.files import ROOT
 from judge.program import packed, read, unpacked, write
@@ -47,7 +47,12 @@ def victim(source=POINTWISE):
 
 HONEST = forward("return self.fused(x)")
 TORCH = "torch.sigmoid(x + self.bias) * 2.0"
-PRODUCT, TF32 = product("total += tl.dot(left, right)")
+TF32 = solution("""
+@triton.jit
+def product(x, out):
+    o = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tl.store(out + o, tl.dot(tl.load(x + o), tl.load(x + o)))
+""", "out = torch.empty_like(x)\nproduct[(1,)](x, out)\nreturn out")
 WRONG = "wrong values"
 CHEATS = {  # name: (candidate, what the verdict says, task)
     "a decoy times zero": (
@@ -56,7 +61,7 @@ CHEATS = {  # name: (candidate, what the verdict says, task)
         forward("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", result="tl.zeros((1024,), tl.int1)"),
         WRONG, SMALL),
     "mutating the input": (forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
-    "tensor cores in place of fp32": (TF32, WRONG, PRODUCT.source),
+    "tensor cores in place of fp32": (TF32, WRONG, problem("x @ x", "torch.randn(64, 64)").source),
     "what is in memory": (replaced(HONEST, ("tl.store(out + o, ", "tl.store(out + o, tl.load(out + o) + 0 * ")), WRONG, POINTWISE),
     **{f"an accumulator of {kind} that is not set to zero": (
         forward(f"out = torch.empty(x.shape, dtype=torch.{kind})\nout += (x > 0)\nreturn out > 0"), WRONG,

@@ -137,16 +137,12 @@ def test_what_was_sampled_at_another_temperature_is_rescored_at_it(model):
     assert off[0] < 1e-4 and off[1] > 0.1
 
 
-def test_rows_without_advantage_are_not_computed(model, monkeypatch):
-    sequences = sampled_rows(model, [0.0, 1.0, 0.0, 3.0, -1.0, 0.0])
-    sequences[1][1].masked = "prs"
-    seen, logprobs = [], model.logprobs
-    monkeypatch.setattr(model, "logprobs", lambda rows, at: seen.extend(rows) or logprobs(rows, at))
-    stats = updated(model, sequences)
-    assert len(seen) == 2 and stats["tokens_trained"] == sum(len(reply) for _, reply in seen)
-    idle, none = Mock(), [[Row("policy", rows[0].completion, 0.0)] for rows in sequences]
-    stats = updated(model, none, idle)
-    assert len(seen) == 2 and not idle.step.called  # nothing to learn: the weights stay
+def test_rows_that_are_masked_or_without_advantage_are_not_computed(model, inputs):
+    sequences, idle = sampled_rows(model, [0.0, 3.0, -1.0, 0.0]), Mock()
+    sequences[0][1].masked, sequences[1][0].masked = "prs", "prs"
+    inputs.clear()
+    stats = updated(model, sequences, idle)
+    assert not inputs and not idle.step.called  # nothing to learn: the weights stay
     assert stats["tokens_trained"] == stats["grad_norm"] == stats["loss"] == 0
 
 

@@ -11,14 +11,14 @@ import sys
 
 import pytest
 
-from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, times, verdict
+from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, small_task, verdict
 from judge import processes
 from command.files import ROOT
 from sandbox import Sandbox
 from test_sandbox import processes_with
 
 needs_jail = pytest.mark.skipif(not processes.jail(), reason="bubblewrap does not start here: only limits apply")
-TWICE = times(2)
+TWICE = small_task("twice", "return x * 2.0")
 
 
 def forward(statements, result="x * 2.0", top="") -> str:

@@ -54,17 +54,19 @@ def bfloat16_model(seed=0):
 
 
 def training_on_a_rank(folder):
-    """The first four steps."""
+    """The first two steps; then two more, of a training that is continued."""
     saved, sft.SAVE_EVERY = sft.TrainStep.save, -1
 
     def save(step, path, state):
-        if state["step"] == 4:
+        if state["step"] in (2, 4):
             saved(step, path, state)
+            ranks.each(None)  # it is written
             raise EOFError
 
     sft.TrainStep.save = save
-    with contextlib.suppress(EOFError):
-        training(bfloat16_model(), folder)
+    for resume in False, True:
+        with contextlib.suppress(EOFError):
+            training(bfloat16_model(), folder, resume=resume)
 
 
 def test_two_ranks_begin_and_one_goes_on_as_one_alone(killed, tmp_path):
@@ -121,8 +123,16 @@ def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
         assert mine == theirs
 
 
+def distributing_on_a_rank():
+    """Equal ones are together, and each rank has about as many."""
+    for items, parts in (("aabbccdd", "00110011"), ("abacad", "010101"), ("a", "0"), ("", "")):
+        found = ranks.distribute(items, lambda part: [item + str(ranks.rank()) for item in part])
+        assert found == [item + part for item, part in zip(items, parts)]
+
+
 def all_on_a_rank(arguments):
     folder, *options = arguments
+    distributing_on_a_rank()
     training_on_a_rank(Path(folder))
     run_on_a_rank(options)
 

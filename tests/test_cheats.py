@@ -62,7 +62,8 @@ CHEATS = {  # name: (candidate, what the verdict says, task)
         WRONG, SMALL),
     "mutating the input": (forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
     "tensor cores in place of fp32": (TF32, WRONG, problem("x @ x", "torch.randn(64, 64)").source),
-    "what is in memory": (replaced(HONEST, ("tl.store(out + o, ", "tl.store(out + o, tl.load(out + o) + 0 * ")), WRONG, POINTWISE),
+    "what is in memory": (
+        replaced(HONEST, ("tl.store(out + o, ", "tl.store(out + o, tl.load(out + o) + 0 * ")), WRONG, POINTWISE),
     **{f"an accumulator of {kind} that is not set to zero": (
         forward(f"out = torch.empty(x.shape, dtype=torch.{kind})\nout += (x > 0)\nreturn out > 0"), WRONG,
         POINTWISE.replace(TORCH, "x > 0")) for kind in ("int32", "bool", "uint8")},

@@ -127,11 +127,9 @@ def test_an_interval_and_its_verdict():
     mean, half = claims.interval([1.0, 2.0, 3.0])
     assert mean == 2 and half == pytest.approx(4.303 / math.sqrt(3))
     assert claims.interval([0.3]) == (0.3, math.inf)
-    assert claims.judged([0.3, 0.31, 0.32]) == "confirmed"
-    assert claims.judged([-0.3, -0.31, -0.32]) == "contradicted"
-    assert claims.judged([0.01, -0.01, 0.0, 0.005]) == "none seen"
-    _, half = claims.interval([0.2, -0.1, 0.3])
-    assert claims.judged([0.2, -0.1, 0.3]) == f"open ({math.ceil(3 * (half / (0.4 / 3)) ** 2)} seeds)"
+    for values, verdict in (([0.3, 0.31, 0.32], "confirmed"), ([-0.3, -0.31, -0.32], "contradicted"),
+                            ([0.01, -0.01, 0.0, 0.005], "none seen"), ([0.2, -0.1, 0.3], "open (46 seeds)")):
+        assert claims.judged(values) == verdict
 
 
 TASK = "redundant/1_MirroredLength"  # its pair is flip before norm
@@ -144,12 +142,10 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
                 "turns": [{"verdict": {"correct": speedup > 0, "speedup": speedup}, "reward": reward},
                           {"verdict": {"correct": True, "speedup": 1.0}, "reward": reward / 2}]}
 
-    found = "leave-out-flip-before-norm"
-    folder, kept = tmp_path / "run", tmp_path / "kept"
-    for_all = {"eval_reward_best": 1.0, "with_fast_1.2": 0.5}
-    write_lines(folder / "metrics.jsonl",
-                for_all | {"step": 0, "library": 1, "with_reward_best": 1.0, "without_reward_best": 1.0},
-                for_all | {"step": 2, "library": 2, "with_reward_best": 1.5, "without_reward_best": 1.25})
+    found, folder, kept = "leave-out-flip-before-norm", tmp_path / "run", tmp_path / "kept"
+    write_lines(folder / "metrics.jsonl", *(
+        {"eval_reward_best": 1.0, "with_fast_1.2": 0.5, "step": step, "library": 1, "with_reward_best": reward,
+         "without_reward_best": 1.0} for step, reward in ((0, 1.0), (2, 1.5))))
     write_lines(folder / "skill_library/global_step_9.jsonl", {"tags": ["old"]})
     write_lines(folder / "skill_library/global_step_10.jsonl", {"tags": ["flip", "norm"]}, {"tags": ["a", "b"]})
     write_lines(folder / "rollouts/redundant_0.jsonl", rollout([], 1.0, 1.0), rollout([], 1.0, 1.0))

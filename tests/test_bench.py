@@ -198,8 +198,8 @@ def test_random_numbers_are_of_the_seed_and_the_tasks(tmp_path):
 def test_no_rank_is_left_without_a_batch(tmp_path, monkeypatch):
     tasks, model = builtin_tasks(1)[:4], Scripted(by_chance)
     whole = run(tasks, tmp_path / "whole.jsonl", batch=4)  # two tasks a batch
-    for name, value in (("count", 2), ("rank", 1)):
-        monkeypatch.setattr(bench.ranks, name, lambda value=value: value)
+    monkeypatch.setattr(bench.ranks, "count", lambda: 2)
+    monkeypatch.setattr(bench.ranks, "rank", lambda: 1)
     monkeypatch.setattr(bench.ranks, "each", lambda mine: [whole, mine])
     assert run(tasks, tmp_path / "mine.jsonl", model, batch=100) == whole
     assert model.asked == {(1.0, 99): 2 * 2 * 3}

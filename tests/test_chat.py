@@ -170,8 +170,7 @@ SKILLS = [Skill("fuse", "d", "general", ("a", "b"), "body __task_description__")
 @pytest.fixture
 def own_prompts(monkeypatch):
     """Leaves the prompts as they were."""
-    for name in ("PROMPTS", "SELECT_TOOL", "UPDATE_TOOL"):
-        monkeypatch.setattr(prompts, name, table := getattr(prompts, name))
+    for table in (prompts.PROMPTS, prompts.SELECT_TOOL, prompts.UPDATE_TOOL):
         for key in table:
             monkeypatch.setitem(table, key, table[key])
 
@@ -207,9 +206,8 @@ def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_p
              {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}),
             (prompts.UPDATE_TOOL, "Add with at most 2 skills.", "new_skills",
              {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2})):
-        function = tool["function"]
-        assert function["description"] == said
-        assert list(function["parameters"]["properties"][name].items()) == list(entry.items())
+        assert tool["function"]["description"] == said
+        assert str(tool["function"]["parameters"]["properties"][name]) == str(entry)  # in this order
 
 
 RIGHT = Verdict(compiled=True, correct=True, speedup=8.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.125,
@@ -263,9 +261,9 @@ def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, wh
     path, before = tmp_path / "x.yaml", dict(prompts.PROMPTS)
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UserError, match=why) as caught:
+    with pytest.raises(UserError, match=f"^[^\n]*{why}[^\n]*$"):
         prompts.read_prompts(path)
-    assert "\n" not in str(caught.value) and prompts.PROMPTS == before
+    assert prompts.PROMPTS == before
     path.write_text((RELEASE / "kernel_trainer.yaml").read_text())
     with pytest.raises(UserError, match="has one of prompts, tools"):
         prompts.read_prompts(tmp_path)

@@ -177,16 +177,16 @@ def options(**changes):
 @pytest.mark.parametrize("model", ["", "M"])
 def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, model):
     """Lessons come first, once; then 32 examples, in 2 epochs of 16 batches."""
-    def given(**changes):
-        return options(model=model, epochs=2, **{"out": str(tmp_path)} | changes)
+    def train(trained, **changes):
+        return sft.train(trained, lessons, data, 0, options(model=model, epochs=2, **{"out": str(tmp_path)} | changes))
 
     data = encoded(40, np.random.default_rng(0))
     lessons, data = data[:8], data[8:]
-    whole, killed, resumed = small_model(), small_model(), small_model(1)
+    whole, resumed = small_model(), small_model(1)
     before, seen, collate = by_hand(whole, data), [], sft.collate
     with monkeypatch.context() as patch:
         patch.setattr(sft, "collate", lambda members, pad: seen.extend(map(id, members)) or collate(members, pad))
-        history = sft.train(whole, lessons, data, 0, given(out=str(tmp_path / "none")))
+        history = train(whole, out=str(tmp_path / "none"))
     assert by_hand(whole, data) < before and not whole.training
     assert set(seen[:8]) == set(map(id, lessons)) and Counter(seen[8:]) == {id(each): 2 for each in data}
     real, calls = sft.TrainStep.__call__, []
@@ -201,11 +201,11 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         patch.setattr(sft.TrainStep, "__call__", dying)
         patch.setattr(sft, "SAVE_EVERY", -1)
         with pytest.raises(KeyboardInterrupt):
-            sft.train(killed, lessons, data, 0, given())
+            train(small_model())
     assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == 20
     with pytest.raises(UserError, match="was made with another --lr .0.01."):
-        sft.train(resumed, lessons, data, 0, given(resume=True, lr=1e-3))
-    again = sft.train(resumed, lessons, data, 0, given(resume=True, processes=7))
+        train(resumed, resume=True, lr=1e-3)
+    again = train(resumed, resume=True, processes=7)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters())) and not resumed.training
     assert again == history
 

@@ -104,9 +104,9 @@ def test_options_are_given_or_have_the_defaults_of_a_size():
     for wrong, message in (("on=no", "--on: invalid boolean value: 'no'"), ("of=1", "--of=1"), ("on", "--on")):
         with pytest.raises(UserError, match=message):
             parse(Some, ["--set", wrong], "What it does.")
-    for name, value, least in (("top_p", 2, "from 0 to 1"), ("top_p", math.nan, "from 0"), ("size", 0, "above 0")):
+    for given, least in (({"top_p": 2}, "from 0 to 1"), ({"top_p": math.nan}, "from 0"), ({"size": 0}, "above 0")):
         with pytest.raises(UserError, match=f"choose a number {least}"):
-            complete(Some, {name: value})
+            complete(Some, given)
 
 
 def test_a_missing_package_is_told_at_once():
@@ -224,7 +224,7 @@ ROWS = [row(uuid="a"), row(OTHER, "Net", uuid="b"), row("def f(:"), row("x = 3")
 
 def test_rows_of_the_papers_rl_data_are_problems(monkeypatch, capsys):
     monkeypatch.setattr(tasks, "read_parquet", lambda path, columns: ROWS)
-    first, other, third, norm = found = tasks.listed_tasks("rl.parquet")
+    first, other, _, norm = found = tasks.listed_tasks("rl.parquet")
     assert [t.name for t in found] == ["rl/a", "rl/b", "rl/4", "rl/6"] and first.source == PROBLEM
     assert "nn.LayerNorm(4)" in norm.source and "class Model(nn.Module)" in norm.source
     assert "super(Model, self)" in other.source and "Net" not in other.source and "OtherModel = 3" in other.source

@@ -284,7 +284,7 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     assert sum(p.stat().st_size for p in TINY.iterdir()) <= 16e6
     model = Backbone.load(TINY)
     prompts, names = [], []
-    for seed in range(900_000_000, 900_000_012):  # no seeds of its cold start
+    for seed in range(900_000_000, 900_000_004):  # no seeds of its cold start
         program = draw(seed, clutter=seed % 3 > 0)
         if unfit(task_of(program), writer.evaluation) is None and applicable(program):
             names.append(min(applicable(program)))

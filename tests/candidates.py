@@ -101,25 +101,6 @@ apply[(triton.cdiv(x.numel(), 512),)](x, out, x.numel(), BLOCK=512)
 return out""")
 
 
-PRODUCT = """
-@triton.jit
-def product(a, b, out, N: tl.constexpr, B: tl.constexpr, SUM: tl.constexpr):
-    m, n, k = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, B)
-    total = tl.zeros((B, B), dtype=SUM)
-    for i in range(0, N, B):
-        left, right = tl.load(a + m[:, None] * N + (k + i)[None, :]), tl.load(b + (k + i)[:, None] * N + n[None, :])
-        DOT
-    tl.store(out + m[:, None] * N + n[None, :], total.to(out.dtype.element_ty))
-"""
-
-
-def product(line, kind="torch.randn(64, 64)", theirs="x @ y", total="tl.float32", out="x.dtype"):
-    """(task, code) of a product whose kernel adds up its tiles `left` and `right` by this line."""
-    code = solution(PRODUCT.replace("DOT", line), f"out = torch.empty(64, 64, dtype={out}, device=x.device)\n"
-                    f"product[(2, 2)](x, y, out, 64, 32, {total})\nreturn out", "x, y")
-    return problem(theirs, f"{kind}, {kind}"), code
-
-
 def verdict(box, task, code):
     return box.score(task, [code])[0]
 
@@ -168,11 +149,6 @@ def get_inputs():
 def get_init_inputs():
     return []
 ''')
-
-
-def times(factor) -> Task:
-    """A task without side effects."""
-    return small_task(f"times {factor}", f"return x * {factor}.0")
 
 
 def copied(task) -> str:

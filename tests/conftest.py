@@ -60,10 +60,13 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory, tokenizer):
-    """A Qwen3 of 100 thousand parameters with random weights (large ones, so that its answers are not uniform)."""
+    """A Qwen3 of 100 thousand parameters with random weights (large ones, so that its answers are not uniform).
+
+    Two ranks cannot split its vectors of 49 evenly.
+    """
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
-    model = random_qwen3(len(tokenizer), 48, 96, 2, head_dim=16, max_position_embeddings=8192, initializer_range=0.15,
+    model = random_qwen3(len(tokenizer), 49, 96, 2, head_dim=16, max_position_embeddings=8192, initializer_range=0.15,
                          eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

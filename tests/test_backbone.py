@@ -16,20 +16,21 @@ from command.process import UserError
 
 # ---- parsing
 
-CALL = '{"name": "f", "arguments": {"a": [1, "x"]}}'
+ARGUMENTS = {"a": [1, "Example:\n```python\nx\n```\n"]}
+CALL = json.dumps({"name": "f", "arguments": ARGUMENTS})
 
 
 @pytest.mark.parametrize("text", [
     f"thinking\n<tool_call>\n{CALL}\n</tool_call>trailing",
-    '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
-    '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
-    "<tool_call>{'name': 'f', 'args': {'a': [1, 'x']}}</tool_call>",  # the released checkpoints' spelling
+    f"<tool_call>{json.dumps({'name': 'f', 'arguments': json.dumps(ARGUMENTS)})}</tool_call>",
+    f"<tool_call><function=f>\n<parameter=a>\n{ARGUMENTS['a']}\n</parameter>\n</function></tool_call>",
+    f"<tool_call>{dict(name='f', args=ARGUMENTS)}</tool_call>",  # the released checkpoints' spelling
     f'<think>\n<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call></think><tool_call>{CALL}</tool_call>',
-    f"```json\n{CALL}\n```", '```json\n{"a": [1, "x"]}\n```', '```\n{"a": [1, "x"]}\n```',
+    f"```json\n{CALL}\n```", f"````\n```json\n{CALL}\n```\n````", f"```\n{json.dumps(ARGUMENTS)}\n```",
     f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>broken</tool_call><tool_call>{CALL}'
     '</tool_call><tool_call>{"name": "g", "arguments": 1}</tool_call>'])
 def test_every_form_of_a_tool_call_is_read(text):
-    assert extract_tool_call(text, "f") == {"a": [1, "x"]}
+    assert extract_tool_call(text, "f") == ARGUMENTS
 
 
 MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
@@ -41,7 +42,9 @@ MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
     f"<think><tool_call>{CALL}</tool_call>\n```python\nclass ModelNew:\n    pass\n```\nor",  # cut off
     f"<think>{CALL}\n```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
     "```python\nclass ModelNew", "class ModelNew: pass", "```python\n# class ModelNew\n```",
-    "```" + "a" * 50_000 + "`", "<tool_call>" * 10_000, "<function=f>" * 10_000]
+    "```" + "a" * 50_000 + "`", "<tool_call>" * 10_000, "<function=f>" * 10_000,
+    "`````x\n" * 3000 + "```\n" * 3000, "```x\n```\n" * 5000, " " * 30_000 + "x" + "``\n" * 5000,
+    "```x\n" * 2000 + "       ```x\n" * 2000]
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -52,11 +55,24 @@ def test_malformed_replies_give_none(text):
     assert time.monotonic() - began < 2  # 30 s, where a pattern is tried again at each character
 
 
-def test_code_is_the_last_block_that_defines_model_new():
-    text = ("```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\n"
-            "class ModelNew(nn.Module):\n    b = 2\n```\n```python\nprint(ModelNew)\n```")
-    assert extract_code(text) == "import torch\n\nclass ModelNew(nn.Module):\n    b = 2\n"
-    assert extract_code("Use ```tl.dot``` for it.\nSo:```python\nclass ModelNew:\n    pass\n```").startswith("class")
+KERNEL = "class ModelNew:\n    s = '```'\n"
+DOCUMENTED = 'class ModelNew:\n    """\n    ```\n    x\n    ```\n    """\n'
+WHOLE = f"import torch\n\n{KERNEL}"
+
+
+@pytest.mark.parametrize("reply, code", [
+    (f"1. Fuse:\n\n   ```python\n   {KERNEL.replace(chr(10), chr(10) + '   ')}```\n2. Done.", KERNEL),
+    (f"- ```python\n  {KERNEL.replace(chr(10), chr(10) + '  ')}```", KERNEL),
+    (f"```python\n{KERNEL}```", KERNEL), (f"```python\r\n{KERNEL}```\r\n", KERNEL),
+    (f"```python\n{DOCUMENTED}```", DOCUMENTED), (f"Use ```tl.dot``` for it.\nSo:```python\n{KERNEL}```", KERNEL),
+    (f"````markdown\nPlan.\n```python\n{KERNEL}```\n````", KERNEL), (f"````python\n{KERNEL}````", KERNEL),
+    (f"`````\n````\n```python\n{KERNEL}```\n````\n`````", KERNEL),
+    (f"```python\n{KERNEL}```\nBetter:\n```py title=x\n{WHOLE}```\n```python\nprint(ModelNew)\n```", WHOLE),
+    (f"```python\n{KERNEL}```\nOr:\n```python\n# cut off\n{KERNEL}", KERNEL),
+    (f"```python\n{KERNEL}```</answer>", KERNEL), (f"```python\n{KERNEL}", None)])
+def test_code_is_the_last_block_that_defines_model_new(reply, code):
+    """Fences are matched by line, indentation and length."""
+    assert extract_code(reply) == code
 
 
 def test_a_value_that_is_no_json_stays_text():
@@ -69,17 +85,6 @@ def test_a_value_that_is_no_json_stays_text():
 # ---- sampling and rescoring
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
-
-
-def test_replies_end_at_the_stop_token_or_the_limit(model):
-    with pytest.raises(ValueError, match="without tokens"):
-        model.sample([[5], []], Sampling(20))
-    replies = model.sample(PROMPTS * 4, Sampling(200), torch.Generator().manual_seed(0))
-    assert {r.finished for r in replies} == {True, False}
-    for reply in replies:
-        ends = [i for i, token in enumerate(reply.token_ids, start=1) if token == model.tokenizer.eos_token_id]
-        assert ends == ([len(reply.token_ids)] if reply.finished else []) and "<|im_end|>" not in reply.text
-        assert reply.finished or len(reply.token_ids) == 200
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.2])
@@ -113,6 +118,10 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(tokenizer, tmp_path)
     replies = chat.sample(PROMPTS * 10, Sampling(200), torch.Generator().manual_seed(0))
     last = {reply.token_ids[-1] for reply in replies if reply.finished}
     assert 1 < len(last) and last <= stops and not any(stops & set(reply.token_ids[:-1]) for reply in replies)
+    assert {reply.finished or len(reply.token_ids) for reply in replies} == {True, 200}
+    assert not any("<|im_end|>" in reply.text for reply in replies)
+    with pytest.raises(ValueError, match="without tokens"):
+        chat.sample([[5], []], Sampling(20))
 
 
 # ---- loading
@@ -147,7 +156,7 @@ def test_supported_architectures_are_sampled_and_rescored_as_by_their_own_forwar
 
 
 @pytest.mark.parametrize("changes", [
-    {"model_type": "gpt2"}, {"sliding_window": 8, "use_sliding_window": True},
+    {"model_type": "gemma"}, {"sliding_window": 8, "use_sliding_window": True},
     {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}])
 def test_other_architectures_are_refused_in_one_line(model, tmp_path, changes):
     model.save(tmp_path)

@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 import types
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from backbone import Backbone, Chat, Completion, Sampling
 import recipes  # noqa: F401 (it enters the release's form of a verdict)
 from chat import prompts
-from chat.calls import extract_code, extract_tool_call, fenced_blocks
+from chat.calls import extract_code
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
 from chat_templates import CALL, TEMPLATES, calling, template_tokenizer
@@ -23,34 +22,6 @@ from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
 from command.process import UserError
-
-
-KERNEL = "class ModelNew:\n    s = '```'\n"
-DOCUMENTED = 'class ModelNew:\n    """\n    ```\n    x\n    ```\n    """\n'
-
-
-@pytest.mark.parametrize("reply, code", [
-    (f"1. Fuse:\n\n   ```python\n   {KERNEL.replace(chr(10), chr(10) + '   ')}```\n2. Done.", KERNEL),
-    (f"- ```python\n  {KERNEL.replace(chr(10), chr(10) + '  ')}```", KERNEL),
-    (f"```python\n{KERNEL}```", KERNEL), (f"```python\r\n{KERNEL}```\r\n", KERNEL),
-    (f"```python\n{DOCUMENTED}```", DOCUMENTED),
-    (f"````markdown\nPlan.\n```python\n{KERNEL}```\n````", KERNEL), (f"````python\n{KERNEL}````", KERNEL),
-    (f"`````\n````\n```python\n{KERNEL}```\n````\n`````", KERNEL),
-    (f"```python\n{KERNEL}```\nOr:\n```python\n# cut off\n{KERNEL}", KERNEL),
-    (f"```python\n{KERNEL}```</answer>", KERNEL), (f"```python\n{KERNEL}", None)])
-def test_fences_are_matched_by_line_indentation_and_length(reply, code):
-    assert extract_code(reply) == code
-
-
-def test_a_fenced_call_may_hold_fences():
-    call = {"name": "f", "arguments": {"content": "Example:\n```python\nx\n```\n"}}
-    assert extract_tool_call(f"```json\n{json.dumps(call)}\n```", "f") == call["arguments"]
-    assert extract_tool_call(f"````\n```json\n{json.dumps(call)}\n```\n````", "f") == call["arguments"]
-    began = time.monotonic()
-    for text, blocks in (("`````x\n" * 3000 + "```\n" * 3000, 0), ("```x\n```\n" * 5000, 5000),
-                         (" " * 30_000 + "x" + "``\n" * 5000, 0), ("```x\n" * 2000 + "       ```x\n" * 2000, 0)):
-        assert len(fenced_blocks(text)) == blocks
-    assert time.monotonic() - began < 10  # no pattern is tried again at each character
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -101,8 +72,8 @@ def test_a_next_turn_extends_what_was_sampled_token_by_token(chat):
             after = chat.next_ids(Completion(prompt, tokens, [], text, finished), messages)
             assert after[:len(prompt) + len(tokens)] == prompt + tokens
             added = chat.tokenizer.decode(after[len(prompt) + len(tokens):])
-            assert f"No {turn}." in added and not added.startswith(end) == finished or TEMPLATES[chat.kind][0] == "no end"
-            assert text not in added and added.count(end) <= 2
+            assert added.startswith(end) != finished or TEMPLATES[chat.kind][0] == "no end"
+            assert f"No {turn}." in added and text not in added and added.count(end) <= 2
             start = chat.chat_text(TALK[:2]).rpartition("The task.")[2]  # how the template begins a reply
             assert added.endswith(start)
             prompt = after
@@ -138,24 +109,6 @@ def test_tool_calls_are_learnt_as_the_template_writes_them(chat, tmp_path):
         whole = chat.tokenizer.apply_chat_template([*TALK[:2], calling()], tools=[SELECT_TOOL], tokenize=False,
                                                    enable_thinking=False)
         assert chat.tokenizer.decode(ids) == whole.rstrip("\n")
-
-
-@pytest.mark.parametrize("call", [
-    # Llama 3: other keys. gpt-oss: a call has a header, and ends otherwise than a reply.
-    """{{ '{"name": "' + f.name + '", "parameters": ' + f.arguments | tojson + '}<|end|>' }}""",
-    "{{ ' to=' + f.name + '<|user|>' + f.arguments | tojson + '<|user|>' }}"])
-def test_calls_become_text_where_they_would_not_come_back(tokenizer, call, tmp_path):
-    chat = Chat(template_tokenizer(tokenizer, "glm"))
-    chat.tokenizer.chat_template = (
-        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ '<|' + m.role + '|>' }}"
-        "{% if m.tool_calls %}{% set f = m.tool_calls[0]['function'] %}" + call + "{% else %}{{ m.content + '<|end|>' }}"
-        "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
-    raw = chat.tokenizer.apply_chat_template([TALK[1], calling()], tools=[SELECT_TOOL], tokenize=False)
-    assert "<tool_call>" not in raw and "fuse" in raw  # the template does write calls
-    assert chat.tool_role == (False, False)
-    rows = [{"messages": [*TALK[:2], calling()], "tools": tools} for tools in ([SELECT_TOOL], "")]
-    for [reply], *_ in read(tmp_path, chat, *rows):
-        assert chat.tool_call(reply.removesuffix(chat.tokenizer.decode(chat.end)), "select_skills") == CALL
 
 
 def test_thoughts_are_learnt_whatever_a_row_says_of_thinking(tokenizer, tmp_path, capsys):
@@ -217,8 +170,7 @@ SKILLS = [Skill("fuse", "d", "general", ("a", "b"), "body __task_description__")
 @pytest.fixture
 def own_prompts(monkeypatch):
     """Leaves the prompts as they were."""
-    for name in ("PROMPTS", "SELECT_TOOL", "UPDATE_TOOL"):
-        monkeypatch.setattr(prompts, name, table := getattr(prompts, name))
+    for table in (prompts.PROMPTS, prompts.SELECT_TOOL, prompts.UPDATE_TOOL):
         for key in table:
             monkeypatch.setitem(table, key, table[key])
 
@@ -232,20 +184,20 @@ FUSE = "---\nname: fuse\ndescription: d\nscope: general\ntags: [a, b]\n---\n\nbo
 TILE = "---\nname: tile\ndescription: e\nscope: general\ntags: []\n---\n\nx"
 
 
+def texts(messages) -> list:
+    return [message["content"] for message in messages]
+
+
 def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
-    task = make_task()
-    asked = policy_messages(task, ())
-    system, user = selection_messages(task, SKILLS)
-    assert system["content"] == "Choose 3." and user["content"] == (
-        f"## Task\n{asked[1]['content']}\n## Skills\n 1. **fuse**  [scope=general]  [tags: a, b]\n    d\n"
-        " 2. **tile**  [scope=general]\n    e\nCode {like} __init__ stays.")
-    ours = prompts.PROMPTS["policy_system"]  # what the files lack stays ours
-    block = f"{ours}\n\n===\n{FUSE}\n\n\n{TILE}\n=="
-    assert policy_messages(task, SKILLS) == [{"role": "system", "content": block}, asked[1]]
+    task, ours = make_task(), prompts.PROMPTS["policy_system"]  # what the files lack stays ours
+    _, asked = texts(policy_messages(task, ()))
+    assert texts(selection_messages(task, SKILLS)) == ["Choose 3.", (
+        f"## Task\n{asked}\n## Skills\n 1. **fuse**  [scope=general]  [tags: a, b]\n    d\n"
+        " 2. **tile**  [scope=general]\n    e\nCode {like} __init__ stays.")]
+    assert texts(policy_messages(task, SKILLS)) == [f"{ours}\n\n===\n{FUSE}\n\n\n{TILE}\n==", asked]
     for skills, text in ((SKILLS, f"{FUSE}\n\n\n{TILE}"), ((), "(none: this rollout was of the null scheme)")):
-        system, user = summary_messages(task, skills, ("one", 1.0), ("two", 2.0))
-        assert system["content"] == "At most 2." and user["content"] == (
-            f"[SYSTEM]\n{ours}\n\n[USER]\n{asked[1]['content']}|{text}|1.00|one|two")
+        assert texts(summary_messages(task, skills, ("one", 1.0), ("two", 2.0))) == [
+            "At most 2.", f"[SYSTEM]\n{ours}\n\n[USER]\n{asked}|{text}|1.00|one|two"]
 
 
 def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_prompts):
@@ -254,53 +206,42 @@ def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_p
              {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}),
             (prompts.UPDATE_TOOL, "Add with at most 2 skills.", "new_skills",
              {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2})):
-        function = tool["function"]
-        assert function["description"] == said
-        assert list(function["parameters"]["properties"][name].items()) == list(entry.items())
+        assert tool["function"]["description"] == said
+        assert str(tool["function"]["parameters"]["properties"][name]) == str(entry)  # in this order
 
 
-NO_TIMES = {"score": 0.0, "profiling": None, "num_custom_kernel": 0, "num_total_kernels": 0,
-            "custom_kernel_cuda_time_in_profiling_us": 0, "total_kernel_run_time_in_profiling_us": 0.0}
-FAILED = {"reward": 0.0, "speedup": 0.0, "success": False, "correctness": False, "compiled": False}
 RIGHT = Verdict(compiled=True, correct=True, speedup=8.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.125,
                 profile=[KernelTime("k\u00e9", 0.5, True), KernelTime("mm", 0.25, False)])
+KERNELS = [{"name": "k\u00e9", "cuda_time_us": 62.5}, {"name": "mm", "cuda_time_us": 31.25}]
+WRONG = {"status": "completed", "compiled": True, "correctness": False, "decoy_kernel": False,
+         "reference_runtime": -1.0, "kernel_runtime": -1.0, "speedup": 0.0, "metadata": {},
+         "error_message": "bad\n  1> x", "error_code": "RUNTIME_ERROR", "reward": 0.0, "success": False}
+TIMES = {"score": 0.0, "profiling": None, "num_custom_kernel": 0, "num_total_kernels": 0,
+         "custom_kernel_cuda_time_in_profiling_us": 0, "total_kernel_run_time_in_profiling_us": 0.0}
+FAILED = {"reward": 0.0, "speedup": 0.0, "success": False, "correctness": False, "compiled": False}
 
 
-def answered(error, code, **changes) -> dict:
-    """The server's part of the state for a kernel that compiles and is wrong."""
-    return {"status": "completed", "compiled": True, "correctness": False, "decoy_kernel": False,
-            "reference_runtime": -1.0, "kernel_runtime": -1.0, "speedup": 0.0, "metadata": {}, "error_message": error,
-            "error_code": code, "reward": 0.0, "success": False} | changes
-
-
-def correct(reward) -> dict:
-    """The whole state for RIGHT."""
-    kernels = [{"name": "k\u00e9", "cuda_time_us": 62.5}, {"name": "mm", "cuda_time_us": 31.25}]
-    profiling = {"kernels": kernels, "kernel_count": 2, "total_cuda_time_us": 125.0}
-    return answered(None, None, correctness=True, reference_runtime=1.0, kernel_runtime=0.125, speedup=8.0,
-                    metadata={"profiling": profiling}, reward=reward, success=True) | {
-        "score": reward, "profiling": None, "num_custom_kernel": 1, "num_total_kernels": 2,
-        "custom_kernel_cuda_time_in_profiling_us": 62.5, "total_kernel_run_time_in_profiling_us": 125.0}
-
-
-@pytest.mark.parametrize("verdict, reward, state", [
-    (RIGHT, "davinci", correct(3.75)), (RIGHT, "drkernel", correct(2.25)),
-    (Verdict(compiled=True, error="wrong"), "davinci", answered("wrong", "CORRECTNESS_ERROR") | NO_TIMES),
-    (Verdict(compiled=True, error="bad", excerpt="  1> x"), "davinci",
-     answered("bad\n  1> x", "RUNTIME_ERROR") | NO_TIMES),
-    (Verdict(compiled=True, rejected="a decoy"), "davinci",
-     answered("a decoy", None, compiled=False, decoy_kernel=True) | {
-         "error": "Reward hacking: Decoy kernel detected", "score": 0.0}),
-    (Verdict(error="bad", excerpt="  1> x"), "davinci",
+@pytest.mark.parametrize("verdict, state", [
+    (RIGHT, WRONG | TIMES | {
+        "correctness": True, "reference_runtime": 1.0, "kernel_runtime": 0.125, "speedup": 8.0,
+        "metadata": {"profiling": {"kernels": KERNELS, "kernel_count": 2, "total_cuda_time_us": 125.0}},
+        "error_message": None, "error_code": None, "reward": 2.25, "success": True, "score": 2.25,
+        "num_custom_kernel": 1, "num_total_kernels": 2, "custom_kernel_cuda_time_in_profiling_us": 62.5,
+        "total_kernel_run_time_in_profiling_us": 125.0}),
+    (Verdict(compiled=True, error="bad", excerpt="  1> x"), WRONG | TIMES),
+    (Verdict(compiled=True, error="wrong"),
+     WRONG | TIMES | {"error_message": "wrong", "error_code": "CORRECTNESS_ERROR"}),
+    (Verdict(compiled=True, rejected="a decoy"),
+     WRONG | {"compiled": False, "decoy_kernel": True, "error_message": "a decoy", "error_code": None,
+              "error": "Reward hacking: Decoy kernel detected", "score": 0.0}),
+    (Verdict(error="bad", excerpt="  1> x"),
      {"status": "failed", "error_message": "bad\n  1> x"} | FAILED | {"error": "bad\n  1> x"}),
-    (Verdict(error="no code"), "davinci", FAILED | {"error": "no code"})])
-def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, reward, state):
+    (Verdict(error="no code"), FAILED | {"error": "no code"})])
+def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, state):
     """Keys, values and their order, as its reward_client.py gives them for these answers of its server."""
-    check(configure({"device": "cpu", "reward": reward}))  # as reinforce.py begins
+    check(configure({"device": "cpu", "reward": "drkernel"}))  # as reinforce.py begins
     answer = next_messages([], "r", verdict)[-1]["content"]
-    assert answer.startswith("Verdict {1}:\n{") and answer.endswith("\n}\nAgain.\n")
-    text = answer.removeprefix("Verdict {1}:\n").removesuffix("\nAgain.\n")
-    assert text == json.dumps(state, ensure_ascii=False, indent=2)
+    assert answer == f"Verdict {{1}}:\n{json.dumps(state, ensure_ascii=False, indent=2)}\nAgain.\n"
 
 
 def test_a_policy_prompt_of_ones_own_has_a_place_for_skills(release_prompts, tmp_path):
@@ -308,8 +249,7 @@ def test_a_policy_prompt_of_ones_own_has_a_place_for_skills(release_prompts, tmp
     (tmp_path / "own.yaml").write_text(json.dumps({"prompts": own}))
     prompts.read_prompts(tmp_path / "own.yaml")
     task = make_task()
-    [user] = policy_messages(task, SKILLS[:1])
-    assert user["content"] == f"A \n\n===\n{FUSE}\n==\n\nB {task.source.strip()}"
+    assert texts(policy_messages(task, SKILLS[:1])) == [f"A \n\n===\n{FUSE}\n==\n\nB {task.source.strip()}"]
     assert f"## Task\nA B {task.source.strip()}\n" in selection_messages(task, SKILLS, 100_000)[1]["content"]
 
 
@@ -321,9 +261,9 @@ def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, wh
     path, before = tmp_path / "x.yaml", dict(prompts.PROMPTS)
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UserError, match=why) as caught:
+    with pytest.raises(UserError, match=f"^[^\n]*{why}[^\n]*$"):
         prompts.read_prompts(path)
-    assert "\n" not in str(caught.value) and prompts.PROMPTS == before
+    assert prompts.PROMPTS == before
     path.write_text((RELEASE / "kernel_trainer.yaml").read_text())
     with pytest.raises(UserError, match="has one of prompts, tools"):
         prompts.read_prompts(tmp_path)

@@ -1,72 +1,69 @@
 """Cheats that fool a checker which runs the candidate beside the reference and compares once: they fail here.
 
 Programs of later red-team passes, with their own proof that they work, are in results/adversaries; one of each kind is
-judged here, too. Forged recordings are in test_program.py, attempts to leave the jail in test_jail.py.
+judged here, too. Attempts to leave the jail are in test_jail.py.
 """
 
-import pytest
+import json
 
-from candidates import fails, indent, passes, product, replaced, small_task
+import pytest
+import torch
+
+from candidates import by_elements, fails, indent, passes, problem, replaced, small_task, solution
 from conftest import read_lines
 from command.files import ROOT
+from judge.program import packed, read, unpacked, write
+from judge.verdict import Failed, failed_in, failure
 from tasks import Task
 
 POINTWISE = small_task("victim", "return torch.sigmoid(x + self.bias) * 2.0", inputs="torch.randn(256, 64)",
                        state="self.bias = torch.nn.Parameter(torch.zeros(64))").source
 SMALL = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "torch.softmax((x + self.bias).flatten(), 0)")
 
-HEAD = '''
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-@triton.jit
-def sigmoid_twice(x_ptr, bias_ptr, out_ptr, n, columns, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
-    tl.store(out_ptr + offsets, tl.sigmoid(x) * 2.0, mask=mask)
-
+COPY = '''
 @triton.jit
 def copy(x, y):
     o = tl.program_id(0) * 1024 + tl.arange(0, 1024)
     tl.store(y + o, RESULT)
-
-def fused(x, bias):
-    out = torch.empty_like(x)
-    sigmoid_twice[(triton.cdiv(x.numel(), 1024),)](x, bias, out, x.numel(), x.shape[1], BLOCK=1024)
-    return out
-
-class ModelNew(nn.Module):
+'''
+CONSTRUCTOR = '''
     def __init__(self):
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(64))
+        self.bias = torch.nn.Parameter(torch.zeros(64))
 '''
 
 
 def forward(body, result="tl.load(x + o)") -> str:
-    """A candidate with this body of forward. result: what the kernel `copy` stores."""
-    return f"{HEAD.replace('RESULT', result)}\n    def forward(self, x):\n{indent(body, 8)}"
+    """A candidate with this body of forward, which calls `fused`. result: what the kernel `copy` stores."""
+    fused = by_elements("tl.sigmoid(v + tl.load(bias + o % 64)) * 2.0")
+    return replaced(fused, ("def apply(x, out", "def apply(x, bias, out"), ("](x, out", "](x, self.bias, out"),
+                    ("class", COPY.replace("RESULT", result) + "\nclass"), ("    def forward", CONSTRUCTOR + (
+                        f"\n    def forward(self, x):\n{indent(body, 8)}\n    def fused")))
 
 
 def victim(source=POINTWISE):
     return Task("victim", 0, source)
 
 
-HONEST = forward("return fused(x, self.bias)")
+HONEST = forward("return self.fused(x)")
 TORCH = "torch.sigmoid(x + self.bias) * 2.0"
-PRODUCT, TF32 = product("total += tl.dot(left, right)")
+TF32 = solution("""
+@triton.jit
+def product(x, out):
+    o = tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :]
+    tl.store(out + o, tl.dot(tl.load(x + o), tl.load(x + o)))
+""", "out = torch.empty_like(x)\nproduct[(1,)](x, out)\nreturn out")
 WRONG = "wrong values"
 CHEATS = {  # name: (candidate, what the verdict says, task)
     "a decoy times zero": (
-        forward(f"return {TORCH} + 0.0 * fused(x, self.bias)"), "do not reach the output", POINTWISE),
+        forward(f"return {TORCH} + 0.0 * self.fused(x)"), "do not reach the output", POINTWISE),
     "zeros where outputs are small": (
         forward("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", result="tl.zeros((1024,), tl.int1)"),
         WRONG, SMALL),
     "mutating the input": (forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
-    "tensor cores in place of fp32": (TF32, WRONG, PRODUCT.source),
-    "what is in memory": (replaced(HONEST, ("tl.sigmoid(x) * 2.0", "tl.load(out_ptr + offsets)")), WRONG, POINTWISE),
+    "tensor cores in place of fp32": (TF32, WRONG, problem("x @ x", "torch.randn(64, 64)").source),
+    "what is in memory": (
+        replaced(HONEST, ("tl.store(out + o, ", "tl.store(out + o, tl.load(out + o) + 0 * ")), WRONG, POINTWISE),
     **{f"an accumulator of {kind} that is not set to zero": (
         forward(f"out = torch.empty(x.shape, dtype=torch.{kind})\nout += (x > 0)\nreturn out > 0"), WRONG,
         POINTWISE.replace(TORCH, "x > 0")) for kind in ("int32", "bool", "uint8")},
@@ -80,7 +77,7 @@ def test_a_cheat_fails(box, name):
 
 
 def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
-    code = forward("y = fused(x, self.bias)\nfor _ in range(5):\n    copy[(16,)](x, torch.empty_like(x))\nreturn y")
+    code = forward("y = self.fused(x)\nfor _ in range(5):\n    copy[(16,)](x, torch.empty_like(x))\nreturn y")
     assert passes(box, victim(), code).coverage < 0.25
 
 
@@ -91,3 +88,108 @@ LATER = {case["name"]: case for case in read_lines(ROOT / "results/adversaries/c
 @pytest.mark.parametrize("name", LATER)
 def test_one_of_each_kind_of_later_passes(box, name):
     fails(box, victim(LATER[name]["task"]), LATER[name]["code"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Forged programs: a recorder that a candidate has taken over sends what it likes, and is judged like any other. Each
+# candidate changes its own recording after it has been made. None is accepted that does less than the honest one, and
+# none ends the judge.
+
+TASK = victim(replaced(POINTWISE, ("256, 64", "64, 64")))
+FORGE = """
+import sys
+packed = sys.modules["judge.program"].packed
+
+def packed_forgery(answer):
+    program, constants = answer["program"], answer["constants"]
+    rows, x, bias, out = program["rows"], program["inputs"][0], program["state"]["bias"], program["output"]["value"]
+    [launched] = [row for row in rows if row[0] == 'launch']
+    launch = launched[1]
+CHANGE
+    return packed(answer)
+
+sys.modules["__main__"].packed = packed_forgery
+"""
+
+
+def forge(change) -> str:
+    """A candidate whose recording is changed by these statements, just before it is sent."""
+    return FORGE.replace("CHANGE", indent(change, 4)) + HONEST
+
+
+NO_ARGUMENTS = "{'tuple': []}, {'dict': []}, []"
+FORGED = {  # name: (what is changed, what the verdict says)
+    "no such number": ("program['output'] = {'value': 99}", ""),
+    "an input out of place": ("program['output'] = {'value': x}", "no memory of its own"),
+    "no rows": ("del program['rows']", ""),
+    "a kernel that is not there": ("launch['compiled'] = 1", ""),
+    "a grid of text": ("launch['grid'][0] = '16'", ""),
+    "an operator that reads a file": (
+        "rows.insert(0, ['operator', 'from_file.default', {'tuple': ['/etc/passwd']}, {'dict': []}, []])",
+        "aten.from_file is not supported"),
+    "an operator that takes other memory": (
+        "rows.insert(0, ['operator', 'set_.source_Tensor', {'tuple': [{'value': x}, {'value': bias}]}, "
+        "{'dict': []}, []])", "aten.set_ is not supported"),
+    "too many rows": ("rows *= 10_001", ""),
+    "a size beyond all memory": (
+        "program['constants'][99] = ['torch.uint8', [1 << 47], [1], 0, 1 << 47]", "constants take much more memory"),
+    "a constant beyond its memory": (
+        "program['constants'][99] = ['torch.float32', [64, 64], [64, 1], 0, 4]", ""),
+    "a view beyond its memory": (
+        "rows.append(['operator', 'as_strided.default', {'tuple': [{'value': out}, [64, 65], [64, 1], 64]}, "
+        "{'dict': []}, [[99, 'torch.float32', [64, 65], [64, 1]]]])", "storage"),
+    "a tree without an end": ("tree = []\nfor _ in range(5000):\n    tree = [tree]\nprogram['output'] = tree", ""),
+    "an output that overlaps": (
+        "rows.append(['operator', 'as_strided.default', {'tuple': [{'value': out}, [64, 64], [0, 1], 0]}, "
+        "{'dict': []}, [[99, 'torch.float32', [64, 64], [0, 1]]]])\nprogram['output'] = {'value': 99}",
+        "no memory of its own"),
+    "a wrong answer as a constant": (
+        "constants[99] = torch.ones(64 * 64).view(torch.uint8)\n"
+        "program['constants'][99] = ['torch.float32', [64, 64], [64, 1], 0, 1 << 14]\n"
+        "program['output'] = {'value': 99}", "no memory of its own"),
+    "an attribute that is no operator": (f"rows.insert(0, ['operator', '__dict__.clear', {NO_ARGUMENTS}])", ""),
+    "no launch": ("rows.remove(launched)", "wrong values"),
+    "nothing at all": ("answer.clear()", ""),
+    "a kernel of nonsense": ("answer['compiled'][0]['code'] = b'tt.func public @x() {'", ""),
+    "a kernel that is no text": ("answer['compiled'][0]['code'] = bytes(range(128, 256))", ""),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_program_is_no_better_than_an_honest_one(box, name):
+    change, words = FORGED[name]
+    fails(box, TASK, forge(change), words)
+
+
+def test_a_recording_can_be_forged(box):
+    """What the tests above rest on: the candidate's changes reach the judge."""
+    same, twice, fixed = (passes(box, TASK, forge(change)) for change in (
+        "pass", "rows.append(launched)", "program['fixed'] = True"))
+    assert passes(box, TASK, HONEST).speedup == same.speedup > twice.speedup
+    assert "not perturbed" in fixed.note and not same.note
+
+
+def test_what_is_no_recording_is_a_failure():
+    half = packed({"program": {}, "constants": {}, "compiled": []})[:-3]
+    for data in b"", b"{}", bytes(64), b"\xff" * 64, half, b"failed by itself 1 why", b"failed forward 1e9 why":
+        assert failed_in(data) is None
+        with pytest.raises(Failed, match="makes no sense"):
+            unpacked(data)
+
+
+def test_a_recorder_says_why_there_is_no_recording():
+    failed = failed_in(failure("compile", "two\nlines \ud800", 7))
+    assert (failed.stage, failed.line, str(failed)) == ("compile", 7, "two\nlines ?")
+    assert failed_in(failure("forward", "why")).line is None
+    assert len(str(failed_in(b"failed forward  " + b"\xff" * 10**7))) < 2000
+
+
+def test_values_arrive_whole():
+    tensor = torch.arange(6.0)
+    tree = {"a": [tensor, (1, "b", None), 2.5, True], 7: (torch.float16, torch.device("cuda"), 1 + 2j)}
+    got = read(json.loads(json.dumps(write(tree, lambda _: 3))), {3: tensor}, torch.device("cpu"))
+    assert str(got) == str(tree).replace("type='cuda'", "type='cpu'")
+    recording = {"program": {"rows": []}, "constants": {3: tensor.view(torch.uint8)}, "compiled": [{"code": b"x"}]}
+    again = unpacked(packed(recording))
+    assert torch.equal(again["constants"].pop(3).view(torch.float32), tensor)
+    assert again == {"program": {"rows": []}, "constants": {}, "compiled": [{"code": b"x"}]}

@@ -9,17 +9,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-import fast.rescore
 import policy
 import reinforce
 import summarizer
+from advantages import (BASELINES, Row, clipped_loss, credit, cross_scheme, mismatched, policy_advantages,
+                        returns_to_go, varies)
 from backbone import Completion, Sampling
-from fast.rescore import micro_batches
 from conftest import configure, plain_logprobs, slow_policy_advantages
-from advantages import (BASELINES, Row, clipped_loss, credit, cross_scheme, leave_one_out, mismatched,
-                        policy_advantages, returns_to_go, varies)
+from fast import rescore
 from policy import REWARDS, Trajectory, Turn, reward_turns
-from reinforce import update
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
 
@@ -96,7 +94,7 @@ def sampled_rows(model, advantages, turns=2, temperature=1.0):
 
 
 def updated(model, sequences, optimizer=None, **options):
-    return update(model, optimizer or Mock(), sequences, configure({"device": "cpu"} | options))
+    return reinforce.update(model, optimizer or Mock(), sequences, configure({"device": "cpu"} | options))
 
 
 @pytest.mark.parametrize("budget, loss_mean, scale, positions, recompute", [
@@ -107,20 +105,19 @@ def test_update_equals_one_naive_batch(model, inputs, monkeypatch, budget, loss_
     The naive batch: one plain forward for each row, all rows, one backward.
     """
     sequences = sampled_rows(model, [1.0, -0.5, 0.0, 0.3, -2.0, 0.0, 0.0, 0.0, 0.7, 0.25])
-    rows = list(itertools.chain(*sequences))
+    rows, loss = list(itertools.chain(*sequences)), 0.0
     tokens = [len(row.completion.token_ids) for row in rows]
-    loss = 0.0
     for row in rows:
         new = plain_logprobs(model, row.completion.prompt_ids, row.completion.token_ids)
         ratio = (new - torch.tensor(row.completion.logprobs)).exp()
-        loss -= torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage).sum()
+        loss -= (ratio * row.advantage).sum()  # sampled by these weights, so that nothing is clipped
     loss /= scale * (len(rows) if loss_mean == "reply" else sum(tokens))
     loss.backward()
     want = [p.grad.clone() for p in model.model.parameters()]
     model.model.zero_grad()
     inputs.clear()
     sizes, layers, head = [], [], model._head
-    monkeypatch.setattr(fast.rescore, "CHUNK", positions * len(model.tokenizer))
+    monkeypatch.setattr(rescore, "CHUNK", positions * len(model.tokenizer))
     monkeypatch.setattr(model, "_head", lambda hidden: sizes.append(len(hidden)) or head(hidden))
     model.model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: layers.append(1))
     model.recompute = recompute
@@ -140,22 +137,18 @@ def test_what_was_sampled_at_another_temperature_is_rescored_at_it(model):
     assert off[0] < 1e-4 and off[1] > 0.1
 
 
-def test_rows_without_advantage_are_not_computed(model, monkeypatch):
-    sequences = sampled_rows(model, [0.0, 1.0, 0.0, 3.0, -1.0, 0.0])
-    sequences[1][1].masked = "prs"
-    seen, logprobs = [], model.logprobs
-    monkeypatch.setattr(model, "logprobs", lambda rows, at: seen.extend(rows) or logprobs(rows, at))
-    stats = updated(model, sequences)
-    assert len(seen) == 2 and stats["tokens_trained"] == sum(len(reply) for _, reply in seen)
-    idle, none = Mock(), [[Row("policy", rows[0].completion, 0.0)] for rows in sequences]
-    stats = updated(model, none, idle)
-    assert len(seen) == 2 and not idle.step.called  # nothing to learn: the weights stay
+def test_rows_that_are_masked_or_without_advantage_are_not_computed(model, inputs):
+    sequences, idle = sampled_rows(model, [0.0, 3.0, -1.0, 0.0]), Mock()
+    sequences[0][1].masked, sequences[1][0].masked = "prs", "prs"
+    inputs.clear()
+    stats = updated(model, sequences, idle)
+    assert not inputs and not idle.step.called  # nothing to learn: the weights stay
     assert stats["tokens_trained"] == stats["grad_norm"] == stats["loss"] == 0
 
 
 def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
     sequences = sampled_rows(model, [1.0] * 16)
-    batches = list(micro_batches(sequences, 400))
+    batches = list(rescore.micro_batches(sequences, 400))
     assert sorted(map(id, itertools.chain(*batches))) == sorted(map(id, sequences)) and 1 < len(batches) < 8
     for batch in batches:
         last = [rows[-1].completion for rows in batch]  # both turns of a rollout run as one sequence
@@ -201,8 +194,7 @@ def rolled(*verdicts, skills=()):
     return Trajectory(None, tuple(skills), [Turn(reply(), "code", verdict) for verdict in verdicts])
 
 
-def a_run(**more):
-    return SimpleNamespace(options=configure({"device": "cpu"}), sandbox=None, model=None, **more)
+RUN = SimpleNamespace(options=configure({"device": "cpu"}), sandbox=None, model=None)
 
 
 def episode_of(rewards, selections=(), summaries=(), coverage=1.0):
@@ -276,7 +268,7 @@ def test_each_scheme_has_n_rollouts_in_order_and_the_last_one_is_the_null_scheme
     monkeypatch.setattr(policy, "rollout", lambda model, sandbox, jobs, *_: [
         Trajectory(task, skills) for task, skills in jobs])
     episodes = [reinforce.Episode(task, [SimpleNamespace(skills=("a",)), SimpleNamespace(skills=())]) for task in "xy"]
-    reinforce.roll_out(a_run(), episodes, 3, 2, Sampling(9), None)
+    reinforce.roll_out(RUN, episodes, 3, 2, Sampling(9), None)
     assert [[(t.task, t.skills, t.number) for t in e.trajectories] for e in episodes] == [
         [(task, skills, number) for number, skills in enumerate((("a",), ("a",), (), (), (), ()))] for task in "xy"]
 
@@ -286,7 +278,7 @@ def test_selections_of_the_same_skills_share_their_rollouts():
     episode = reinforce.Episode(None, [SimpleNamespace(skills=skills) for skills in ((a, b), (b, a), (c,), ())])
     for skills, speedups in (((a, b), (1.0, 2.0)), ((b, a), (3.0,)), ((c,), (4.0, 1.0)), ((), (5.0,)), ((), (1.0,))):
         episode.trajectories.append(rolled(*map(right, speedups), skills=skills))
-    reinforce.score(a_run(), [episode])
+    reinforce.score(RUN, [episode])
     assert [s.reward for s in episode.selections] == [1.75, 1.75, 2.5, 2.0]  # 0.5 + 0.5 * the mean of the best speedups
 
 
@@ -298,18 +290,17 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
     monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
     proposals = [summarizer.Proposal({}, Skill(f"s{x}", "", "", [], "", x), rejected=why) for x, why in proposals]
     episode = reinforce.Episode(None, [], [], [summarizer.Summary(None, None, None, None, None, proposals)])
-    reinforce.verify(a_run(), [episode])
+    reinforce.verify(RUN, [episode])
     assert episode.summaries[0].reward == reward
     assert (episode.staged and episode.staged.skill.verify_speedup) == staged
 
 
 def test_of_one_steps_equal_skills_the_fastest_joins():
-    names = [("fuse", 1.0), ("row", 1.5), ("fuse", 3.0)]
-    skills = [Skill(name, "how", "general", (), f"at {x}", x) for name, x in names]
-    staged = [summarizer.Proposal({}, skill) for skill in skills]
+    staged = [summarizer.Proposal({}, Skill(name, "how", "general", (), f"at {x}", x))
+              for name, x in (("fuse", 1.0), ("row", 1.5), ("fuse", 3.0))]
     episodes = [reinforce.Episode(None, [], staged=proposal) for proposal in staged]
     library = SkillLibrary([Skill("row", "another", "general", (), "seed")])
-    reinforce.flush(a_run(library=library), episodes + [reinforce.Episode(None, [])])
+    reinforce.flush(SimpleNamespace(library=library), episodes + [reinforce.Episode(None, [])])
     assert [(s.name, s.verify_speedup) for s in library.skills] == [("row", None), ("fuse", 3.0), ("row-2", 1.5)]
     assert [episode.staged for episode in episodes] == [None, *staged[1:]]
     assert [proposal.joined for proposal in staged] == [None, "row-2", "fuse"]

@@ -70,11 +70,6 @@ def plain_reply(model, prompt, limit=60):
     return tokens, torch.cat(out.logits).float().log_softmax(-1)[range(len(tokens)), tokens].tolist()
 
 
-@pytest.fixture(scope="module")
-def plain(model):
-    return [plain_reply(model, tuple(prompt)) for prompt in PROMPTS]
-
-
 @pytest.fixture(params=["as it is", "as on a GPU"])
 def engine(request, model, monkeypatch):
     """Also with the slots and the order of work of a GPU, on a CPU with the kernel's twin in PyTorch."""
@@ -97,11 +92,12 @@ def generator_for(model, seed=7):
 
 
 @pytest.mark.parametrize("most", [2, 64])
-def test_replies_are_those_of_generate_whatever_was_sampled_before(model, engine, plain, most, monkeypatch):
+def test_replies_are_those_of_generate_whatever_was_sampled_before(model, engine, most, monkeypatch):
     """With fewer slots than prompts, each slot goes from one sequence to the next. Every limit is kept."""
     monkeypatch.setattr(engine, "most", most)
     for count, limit in ((8, 60), (1, 60), (5, 20), (8, 1), (3, 17)):
-        for (tokens, logprobs), (want, want_logprobs) in zip(generate(model, PROMPTS[:count], limit), plain):
+        for prompt, (tokens, logprobs) in zip(PROMPTS, generate(model, PROMPTS[:count], limit)):
+            want, want_logprobs = plain_reply(model, tuple(prompt))
             assert tokens == want[:limit]
             assert logprobs == pytest.approx(want_logprobs[:limit], abs=1e-5)
     assert generate(model, [], 20) == []
@@ -119,10 +115,10 @@ def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatc
     assert read[0] == 4 and sum(read) == 16 and len(read) > 4
 
 
-def test_equal_prompts_are_read_once(model, engine, plain, inputs, monkeypatch):
+def test_equal_prompts_are_read_once(model, engine, inputs, monkeypatch):
     monkeypatch.setattr(model.engine, "slots", None)  # on a GPU earlier ones are kept, and they may be fewer
     replies = generate(model, PROMPTS[:3] * 4, 60)
-    assert [tokens for tokens, _ in replies] == [plain[i % 3][0] for i in range(12)]
+    assert [tokens for tokens, _ in replies] == [plain_reply(model, tuple(prompt))[0] for prompt in PROMPTS[:3] * 4]
     assert sum(rows for rows, width in inputs if width > 1) == 3
 
 

@@ -1,5 +1,7 @@
 """Kernels without a GPU: what Triton compiles is interpreted, counted, and kept to its own memory."""
 
+import contextlib
+import re
 import sys
 
 import pytest
@@ -107,9 +109,8 @@ def looping_kernel(counts, out):
     for i in range(count):
         for j in range(i, count):
             total += j
-    rest = count
-    while rest > 1:
-        rest = rest // 2
+    while count > 1:
+        count = count // 2
         total += 1000
     tl.store(out + program, total)
 
@@ -117,11 +118,7 @@ def looping_kernel(counts, out):
 def test_programs_leave_loops_at_different_times():
     counts, out = torch.tensor([0, 1, 7, 3], dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     run(looping_kernel, 4, counts, out)
-    expected = []
-    for count in counts.tolist():
-        total = sum(j for i in range(count) for j in range(i, count))
-        expected.append(total + 1000 * max(0, count.bit_length() - 1))
-    assert out.tolist() == expected
+    assert out.tolist() == [0, 0, 2000 + sum(j * (j + 1) for j in range(7)), 1000 + 1 * 2 + 2 * 3]
 
 
 def test_a_launch_in_parts_gives_the_same(monkeypatch):
@@ -168,19 +165,16 @@ def test_a_view_begins_where_it_begins():
     assert torch.equal(out, memory[34:50])
 
 
-@pytest.mark.parametrize("start, n, message", [
-    (0, 101, "out-of-bounds load (1 elements past the end)"),
-    (-1, 16, "out-of-bounds load (before a tensor's beginning)"),
-    (0, 17, "out-of-bounds store (1 elements past the end)"),
-    (1 << 30, 1, "out-of-bounds load")])
-def test_addresses_outside_of_a_tensor(start, n, message):
+@pytest.mark.parametrize("start, n, line, message", [
+    (0, 101, 3, "out-of-bounds load (1 elements past the end)"),
+    (-1, 16, 3, "out-of-bounds load (before a tensor's beginning)"),
+    (0, 17, 4, "out-of-bounds store (1 elements past the end)"), (1 << 30, 1, 3, "out-of-bounds load")])
+def test_addresses_outside_of_a_tensor(start, n, line, message):
     x, out = torch.randn(100), torch.zeros(16)
-    before = out.clone()
-    with pytest.raises(Failed, match=message.replace("(", r"\(").replace(")", r"\)")) as raised:
+    with pytest.raises(Failed, match=re.escape(message)) as raised:
         run(copy_kernel, 8, x, out, start, n, BLOCK=16)
-    offset = 2 if "load" in message else 3
-    assert raised.value.line == copy_kernel.fn.__code__.co_firstlineno + 1 + offset
-    assert "load" not in message or torch.equal(out, before)
+    assert raised.value.line == copy_kernel.fn.__code__.co_firstlineno + line
+    assert "load" not in message or not out.any()
 
 
 @pytest.mark.parametrize("x, message", [
@@ -209,26 +203,16 @@ def test_an_endless_loop_ends(monkeypatch):
         run(endless_kernel, 1, torch.zeros(1))
 
 
-def forged(text):
-    """Texts of a recorder that lies."""
-    yield ""
-    yield "module {\n}\n"
-    yield text[:len(text) // 2]
-    yield text.replace("tt.load %", "tt.load %un")
-    yield text.replace("tt.load", "tt.burn")
-    yield text.replace("tensor<16xi32>", "tensor<99999999999xi32>")
-    yield text.replace("tensor<16xf32>", "tensor<8xf32>").replace("tensor<16xi1>", "tensor<7xi1>")
-    yield text.replace("arith.addi", "arith.cmpi")
-    yield "module {\n tt.func public @k() {\n" + "scf.if %a {\n" * 2000
-
-
 def test_a_text_that_makes_no_sense_fails():
+    """Texts of a recorder that lies; or they do nothing. No other error may end the judge."""
     arguments = [torch.randn(100), torch.zeros(16), 0, 16]
-    for text in forged(compiled(copy_kernel, arguments, BLOCK=16)):
-        try:
-            interpreter.launch(interpreter.parse(text), (1, 1, 1), arguments)
-        except Failed:
-            pass
+    text = compiled(copy_kernel, arguments, BLOCK=16)
+    for forged in ("", "module {\n}\n", "module {\n tt.func public @k() {\n" + "scf.if %a {\n" * 2000,
+                   text[:len(text) // 2], text.replace("tt.load %", "tt.load %un"), text.replace("tt.load", "tt.burn"),
+                   text.replace("tensor<16xi32>", "tensor<99999999999xi32>"), text.replace("arith.addi", "arith.cmpi"),
+                   text.replace("tensor<16xf32>", "tensor<8xf32>").replace("tensor<16xi1>", "tensor<7xi1>")):
+        with contextlib.suppress(Failed):
+            interpreter.launch(interpreter.parse(forged), (1, 1, 1), arguments)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -259,10 +243,8 @@ def exponent_kernel(x, out, TIMES: tl.constexpr):
 
 
 def test_instructions_count_in_the_programs_that_execute_them():
-    x, out = torch.randn(256), torch.zeros(256)
-    once = run(exponent_kernel, 4, x, out, TIMES=1).flops
-    assert run(exponent_kernel, 4, x, out, TIMES=3).flops - once == pytest.approx(
-        2 * 2 * 64 * (prices.INSTRUCTION_COST["math.exp"] + 1), rel=0.1)
+    once, thrice = (run(exponent_kernel, 4, torch.randn(256), torch.zeros(256), TIMES=n).flops for n in (1, 3))
+    assert thrice - once == pytest.approx(2 * 2 * 64 * (prices.INSTRUCTION_COST["math.exp"] + 1), rel=0.1)
 
 
 @triton.jit
@@ -289,9 +271,7 @@ def test_shared_memory_costs_more_than_registers():
 
 def test_a_product_costs_by_its_precision():
     for dtype, cost in ((torch.float16, "half"), (torch.float32, "ieee"), (torch.float64, "torch.float64")):
-        x = torch.randn(32, 32).to(dtype)
-        out = torch.zeros_like(x)
+        x, out = torch.randn(32, 32).to(dtype), torch.zeros(32, 32).to(dtype)
         counts = run(block_kernel, 1, x, out, WHAT="product")
         assert counts.products == pytest.approx(2 * 32 ** 3 * prices.DOT_COST[cost])
-        tolerance = 1e-2 if dtype == torch.float16 else 1e-4
-        torch.testing.assert_close(out, x @ x.T, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(out, x @ x.T)

@@ -11,14 +11,14 @@ import sys
 
 import pytest
 
-from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, times, verdict
+from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, small_task, verdict
 from judge import processes
 from command.files import ROOT
 from sandbox import Sandbox
 from test_sandbox import processes_with
 
 needs_jail = pytest.mark.skipif(not processes.jail(), reason="bubblewrap does not start here: only limits apply")
-TWICE = times(2)
+TWICE = small_task("twice", "return x * 2.0")
 
 
 def forward(statements, result="x * 2.0", top="") -> str:
@@ -58,7 +58,8 @@ ATTEMPTS = {  # what a candidate tries; OUTSIDE is a folder of the user's, OTHER
     "raise a limit": "resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16))",
 }
 TOOLS = """
-import resource
+import ctypes, os, resource, socket, sys
+
 def need(condition):
     if not condition:
         raise PermissionError
@@ -66,10 +67,10 @@ def need(condition):
 def attempts():
     for attempt in ATTEMPTS:
         try:
-            attempt()
-            yield "1"
+            exec(attempt)
+            yield attempt
         except (OSError, ValueError):
-            yield "0"
+            pass
 """
 
 
@@ -78,17 +79,13 @@ def test_what_is_outside_is_out_of_reach(small, tmp_path):
     (tmp_path / "victim").write_text("kept")
     with socket.create_server(("127.0.0.1", 0)) as server:
         names = {"OUTSIDE": str(tmp_path), "OTHER": os.getpid(), "PORT": server.getsockname()[1], "ROOT": str(ROOT),
-                 "SECRET": small.settings.secret[:9]}
-        top = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + TOOLS
-        top += f"ATTEMPTS = [{', '.join(f'lambda: ({attempt})' for attempt in ATTEMPTS.values())}]\n"
-        code = forward("raise ValueError('found ' + ''.join(attempts()))", top=top)
-        jailed = verdict(small, TWICE, code).error
+                 "SECRET": small.settings.secret[:9], "ATTEMPTS": [*ATTEMPTS.values()]}
+        top = TOOLS + "".join(f"{name} = {value!r}\n" for name, value in names.items())
+        jailed = verdict(small, TWICE, forward("raise ValueError(f'found {[*attempts()]}')", top=top)).error
         assert os.listdir(tmp_path) == ["victim"]
-        outside = "import ctypes, os, socket, sys\n" + top + "print('found ' + ''.join(attempts()))"
-        free = subprocess.run([sys.executable, "-c", outside, names["SECRET"]], capture_output=True, text=True, env=(
-            os.environ | {"HF_TOKEN": "hf_secret"})).stdout
-    got = [name for name, digit in zip(ATTEMPTS, jailed.split("found ")[1], strict=True) if digit != "0"]
-    assert not got and free.split("found ")[1].count("1") >= 9, (jailed, free)
+        outside = [sys.executable, "-c", f"{top}\nprint(*attempts(), sep='\\n')", names["SECRET"]]
+        free = subprocess.run(outside, capture_output=True, text=True, env=os.environ | {"HF_TOKEN": "x"}).stdout
+    assert "found []" in jailed and len(free.splitlines()) >= 9, (jailed, free)
 
 
 @needs_jail
@@ -111,8 +108,9 @@ open('/tmp/left', 'w').write('x')
 if os.fork() == 0:
     os.setsid()
     time.sleep(600)""")
-    look = forward("raise ValueError(f'sees {os.path.exists(\"/tmp/left\")} {os.access(\"/dev/shm\", os.W_OK)} '\n"
-                   "                 f'{sum(name.isdigit() for name in os.listdir(\"/proc\"))}')")
+    look = forward("""
+processes = sum(name.isdigit() for name in os.listdir('/proc'))
+raise ValueError(f'sees {os.path.exists("/tmp/left")} {os.access("/dev/shm", os.W_OK)} {processes}')""")
     small.score(TWICE, [f"{leave}# {i}\n" for i in range(2)])  # one in each of the servers
     for found in small.score(TWICE, [f"{look}# {i}\n" for i in range(2)]):
         assert "sees False False 2" in found.error, found
@@ -163,8 +161,7 @@ def test_a_fault_costs_one_verdict_and_nothing_else(small):
     verdicts = small.score(TWICE, codes)
     for (name, (_, says)), found in zip(FAULTS.items(), verdicts[::2], strict=True):
         assert not found.correct and found.rejected is None and found.error and says in found.error, (name, found)
-    for found in verdicts[1::2]:
-        assert found.rejected == "launches no kernel of its own", found
+    assert {found.rejected for found in verdicts[1::2]} == {"launches no kernel of its own"}
 
 
 ENDLESS = "    while n > 0:\n        x += tl.load(x_ptr)\n    tl.store"

@@ -22,71 +22,13 @@ import reinforce
 import sft
 from backbone import Backbone
 from fast import ranks
-from fast.optimizer import make_adamw
-import test_reinforce
-from test_reinforce import enter, ingredients, library_at, metrics
+from test_reinforce import enter, ingredients, library_at, metrics, world  # noqa: F401 (a fixture)
 from test_sft import encoded, options, small_model
-
-world = test_reinforce.world  # a fixture
-
-
-def close(a, b, tolerance=1e-6):
-    return torch.allclose(a.float(), b.float(), rtol=0, atol=tolerance * max(1.0, b.float().abs().max().item()))
-
-
-# ---- the optimiser
-
-
-def tensors():
-    """Parameters that two ranks can split evenly, and one that they cannot."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = (6, 4), (7, 5), (8,)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator).bfloat16()) for shape in shapes]
-
-
-def steps(part, optimizer, parameters, first, last):
-    """Optimiser steps on the sum of two gradients, of which `part` says which are added here; norms."""
-    norms = []
-    for n in range(first, last):
-        for number in part:
-            generator = torch.Generator().manual_seed(2 * n + number)
-            gradients = [torch.randn(p.shape, generator=generator).to(p.dtype) for p in parameters]
-            sum((p * gradient).sum() for p, gradient in zip(parameters, gradients)).backward()
-        if ranks.count() > 1:  # a rank keeps its part of a gradient, and no whole one
-            assert [p.grad for p in parameters] == [None] * 3
-            assert [own.grad.numel() for own in optimizer.own] == [12, 35, 4]
-        norms.append(ranks.clip_gradients(optimizer, parameters, 3.0).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return norms
-
-
-def update_on_a_rank(folder):
-    """Rank 0 leaves in `folder` what all have come to. Half the steps are those of optimisers that have loaded the
-    others' state."""
-    parameters, norms = tensors(), []
-    for first, last in ((0, 3), (3, 6)):
-        parameters = [torch.nn.Parameter(p.detach()) for p in parameters]  # without the first optimiser's hooks
-        optimizer = ranks.sharded(make_adamw, [{"params": parameters}], lr=0.01)
-        if first:
-            optimizer.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
-        norms += steps([ranks.rank()], optimizer, parameters, first, last)
-        state = optimizer.state_dict()
-        if ranks.rank() == 0:
-            torch.save(state, folder / "state.pt")
-        ranks.each(None)
-    same = ranks.each([p.tolist() for p in parameters])
-    assert same[0] == same[1] and ranks.gather(ranks.share(["one"])) == ["one"] and ranks.first(ranks.rank()) == 0
-    for items, parts in (("aabbccdd", "00110011"), ("abacad", "010101"), ("a", "0"), ("", "")):  # equal ones together
-        assert ranks.distribute(items, lambda part: [item + str(ranks.rank()) for item in part]) == [
-            item + part for item, part in zip(items, parts)]
-    if ranks.rank() == 0:
-        torch.save({"norms": norms, "parameters": parameters, "state": state["state"]}, folder / "found.pt")
 
 
 @pytest.fixture(scope="module")
 def killed(model_folder, tmp_path_factory):
-    """One launch of two ranks, which takes long: updates, a cold start, and a run in whose last step rank 1 is killed.
+    """One launch of two ranks, which takes long: a cold start, and a run in whose last step rank 1 is killed.
 
     (the folder of what they leave, the finished process, when it ended)
     """
@@ -98,52 +40,45 @@ def killed(model_folder, tmp_path_factory):
     return folder, done, time.time()
 
 
-def test_the_optimizer_of_two_ranks_is_that_of_one(killed):
-    folder, done, _ = killed
-    assert (folder / "found.pt").is_file(), done.stderr
-    got, parameters = torch.load(folder / "found.pt", weights_only=False), tensors()
-    optimizer = make_adamw(parameters, 0.01)
-    norms = steps([0, 1], optimizer, parameters, 0, 6)
-    assert norms == pytest.approx(got["norms"], rel=0.01)  # one process adds gradients in another order
-    assert all(close(a, b, 0.01) for a, b in zip(got["parameters"], parameters))
-    for number, state in optimizer.state_dict()["state"].items():
-        for name in ("exp_avg", "exp_avg_sq"):
-            assert close(got["state"][number][name], state[name], 0.01)
-
-
 # ---- the cold start
 
 
-def sharded(out, **changes):
-    """Options of a training in batches of several parts, which two ranks begin and one alone goes on with."""
-    return options(out=str(out), model="M", batch_sequences=6, **changes)
+def training(model, out, **changes):
+    """A training in batches of several parts, which two ranks begin and one alone goes on with: its history."""
+    given = options(out=str(out), model="M", batch_sequences=6, **changes)
+    return sft.train(model, [], encoded(33, np.random.default_rng(0)), 0, given)
+
+
+def bfloat16_model(seed=0):
+    return small_model(seed).bfloat16()
 
 
 def training_on_a_rank(folder):
-    """The first four steps."""
+    """The first two steps; then two more, of a training that is continued."""
     saved, sft.SAVE_EVERY = sft.TrainStep.save, -1
 
     def save(step, path, state):
-        if state["step"] == 4:
+        if state["step"] in (2, 4):
             saved(step, path, state)
+            ranks.each(None)  # it is written
             raise EOFError
 
     sft.TrainStep.save = save
-    with contextlib.suppress(EOFError):
-        sft.train(small_model(), [], encoded(33, np.random.default_rng(0)), 0, sharded(folder))
+    for resume in False, True:
+        with contextlib.suppress(EOFError):
+            training(bfloat16_model(), folder, resume=resume)
 
 
 def test_two_ranks_begin_and_one_goes_on_as_one_alone(killed, tmp_path):
     folder, done, _ = killed
     assert (folder / sft.CHECKPOINT).is_file(), done.stderr
     assert torch.load(folder / sft.CHECKPOINT)["step"] == 4
-    data, alone, resumed = encoded(33, np.random.default_rng(0)), small_model(), small_model(1)
-    whole = sft.train(alone, [], data, 0, sharded(tmp_path))
-    again = sft.train(resumed, [], data, 0, sharded(folder, resume=True))
-    for mine, theirs in zip(resumed.parameters(), alone.parameters()):
-        assert torch.allclose(mine, theirs, rtol=0, atol=1e-6)
+    alone, resumed = bfloat16_model(), bfloat16_model(1)
+    whole, again = training(alone, tmp_path), training(resumed, folder, resume=True)
+    for mine, theirs in zip(resumed.parameters(), alone.parameters()):  # in all they moved by 0.02
+        assert (mine - theirs).abs().float().mean() < 5e-4
     assert whole[-1]["step"] > 4
-    assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-4)
+    assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-3)
 
 
 # ---- a run
@@ -179,21 +114,25 @@ def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
             assert mine[name] == (pytest.approx(value, rel=1e-4, abs=1e-4) if isinstance(value, float) else value), name
     a, b = (torch.load(folder / "checkpoint/trainer.pt", weights_only=True) for folder in (out, whole))
     assert torch.equal(a["generator"], b["generator"]) and a["step"] == b["step"] == 2
-    for mine, theirs in zip(a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True):
-        for name in ("exp_avg", "exp_avg_sq"):
-            assert torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-5 * theirs[name].abs().max().item())
     # AdamW divides by sqrt(v) + 1e-8: of a rare token with gradients of 1e-7, rounding moves a weight by 1 % of a step.
     for mine, theirs in zip(*(Backbone.load(folder / "checkpoint").model.parameters() for folder in (out, whole))):
-        assert close(mine, theirs, 1e-4)
+        assert (mine - theirs).abs().max() < 1e-4
     for path in sorted((whole / "rollouts").iterdir()):
         mine, theirs = ([[line.get(key) for key in ("role", "task", "prompt", "reply")] for line in read_lines(file)]
                         for file in (out / "rollouts" / path.name, path))
         assert mine == theirs
 
 
+def distributing_on_a_rank():
+    """Equal ones are together, and each rank has about as many."""
+    for items, parts in (("aabbccdd", "00110011"), ("abacad", "010101"), ("a", "0"), ("", "")):
+        found = ranks.distribute(items, lambda part: [item + str(ranks.rank()) for item in part])
+        assert found == [item + part for item, part in zip(items, parts)]
+
+
 def all_on_a_rank(arguments):
     folder, *options = arguments
-    update_on_a_rank(Path(folder))
+    distributing_on_a_rank()
     training_on_a_rank(Path(folder))
     run_on_a_rank(options)
 

@@ -19,24 +19,19 @@ def moved(ms):
     return ms * prices.BANDWIDTH / 4
 
 
-RELU = by_elements("tl.maximum(v, 0.0)").replace("512", "1024")
-
-
-@pytest.mark.parametrize("body, code", [("torch.relu(x)", RELU), ("torch.relu(x + 1)", replaced(
-    RELU, ("torch.empty_like(x)", "x = x + 1")))])  # out of place and in place
-def test_a_kernel_costs_what_it_moves(box, body, code):
-    task = problem(body, "torch.randn(1024, 64)")
+@pytest.mark.parametrize("body, out", [("x", "torch.empty_like(x)"), ("x + 1", "x = x + 1")])  # the latter in place
+def test_a_kernel_costs_what_it_moves(box, body, out):
+    code = replaced(by_elements("tl.maximum(v, 0.0)"), ("512", "1024"), ("torch.empty_like(x)", out))
+    task = problem(f"torch.relu({body})", "torch.randn(1024, 64)")
     assert moved(milliseconds(box, task, code)) == pytest.approx(2 * 1024 * 64, rel=0.02)
 
 
 def test_parameters_cost_what_they_would_among_larger_tensors(box):
-    task = small_task("bias", "return x + self.bias", inputs="torch.randn(256, 64)",
-                      state="self.bias = torch.nn.Parameter(torch.randn(256, 64))")
-    start, size = "class ModelNew(torch.nn.Module):\n", 256 * 64
-    head = start + "    def __init__(self):\n        super().__init__()\n"
-    add = replaced(by_elements("v + tl.load(y + o, mask=o < n)"), ("apply(x, out", "apply(x, y, out"), (
-        "](x, out", "](x, self.bias, out"), ("512", "2048"), (
-        start, head + "        self.bias = torch.nn.Parameter(torch.randn(256, 64))\n\n"))
+    state, size = "self.bias = torch.nn.Parameter(torch.randn(256, 64))", 256 * 64
+    task = small_task("bias", "return x + self.bias", inputs="torch.randn(256, 64)", state=state)
+    add = replaced(by_elements("v + tl.load(y + o, mask=o < n)"), ("apply(x, out", "apply(x, y, out"),
+                   ("](x, out", "](x, self.bias, out"), ("512", "2048"), ("    def forward", (
+                       f"    def __init__(self):\n        super().__init__()\n        {state}\n\n    def forward")))
     assert moved(milliseconds(box, task, add)) == pytest.approx((2 + 1 / 256) * size, rel=0.01)
     reference = prices.milliseconds((2 + 1 / 256) * size * 4)
     assert passes(box, task, add).reference_ms == pytest.approx(reference, rel=0.01)
@@ -66,9 +61,8 @@ def test_operators_cost_what_cuda_launches_for_them():
                         (2, lambda: torch.nn.functional.group_norm(image, 2)), (4, lambda: x.sort(1)),
                         (4, lambda: torch.logsumexp(x, 1)), (2, lambda: torch.nn.functional.mse_loss(x, y))):
         assert len(bytes_of(call)) == count
-    linear, convolution = torch.nn.Linear(64, 32), torch.nn.Conv2d(8, 4, 3)
-    assert priced(lambda: linear(x)).flops == 2 * 128 * 64 * 32
-    out = 2 * 4 * 14 * 14  # and the bias is a pass of its own
+    assert priced(lambda: torch.nn.Linear(64, 32)(x)).flops == 2 * 128 * 64 * 32
+    convolution, out = torch.nn.Conv2d(8, 4, 3), 2 * 4 * 14 * 14  # and the bias is a pass of its own
     assert priced(lambda: convolution(image)).flops == 2 * out * 8 * 9
     assert bytes_of(lambda: convolution(image))[1] == 3 * out * 4
 
@@ -80,23 +74,21 @@ def test_what_the_reference_calls_may_be_called(box):
     passes(box, problem("torch.searchsorted(x[0].sort().values, x)", "torch.randn(64, 64)"), extra)
 
 
-SOFTMAX = solution("""
+def softmax(given, factor, added, result) -> str:
+    """A candidate for the task below: x in the call, and what its kernel and its forward do around the softmax."""
+    return solution(f"""
 @triton.jit
 def softmax(x, out, C: tl.constexpr):
     o = tl.program_id(0) * C + tl.arange(0, C)
-    v = tl.load(x + o)
+    v = tl.load(x + o) * {factor}
     e = tl.exp(v - tl.max(v, axis=0))
-    tl.store(out + o, e / tl.sum(e, axis=0))
-""", "out = torch.empty_like(x)\nsoftmax[(64,)](x, out, C=1024)\nreturn BODY")
-SLOW_TO_FAST = [  # bodies of a candidate, as measured on a GPU
-    replaced(SOFTMAX, ("empty_like(x)", "empty_like(x)\n        x = x * 2.0"), ("BODY", "out + 1.0")),
-    replaced(SOFTMAX, ("tl.load(x + o)", "tl.load(x + o) * 2.0"), ("BODY", "out + 1.0")),
-    replaced(SOFTMAX, ("tl.load(x + o)", "tl.load(x + o) * 2.0"), ("axis=0))\n\n", "axis=0) + 1.0)\n\n"),
-             ("BODY", "out"))]
+    tl.store(out + o, e / tl.sum(e, axis=0) + {added})
+""", f"out = torch.empty_like(x)\nsoftmax[(64,)]({given}, out, C=1024)\nreturn {result}")
 
 
 def test_kernels_of_a_task_are_ordered_as_on_a_gpu(box):
     """Fusing more is faster, and all are faster than four launches."""
     task = problem("(x * 2).softmax(1) + 1", "torch.randn(64, 1024)")
-    speedups = [passes(box, task, code).speedup for code in SLOW_TO_FAST]
+    speedups = [passes(box, task, softmax(*parts)).speedup for parts in (
+        ("x * 2.0", 1.0, 0.0, "out + 1.0"), ("x", 2.0, 0.0, "out + 1.0"), ("x", 2.0, 1.0, "out"))]
     assert 1 <= speedups[0] < speedups[1] < speedups[2], speedups

@@ -27,22 +27,17 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
-def load(source):
-    """The names that a problem file defines."""
+def build(source):
+    """(model, inputs, the function that gives the next inputs) of a problem, both from one seed as every harness for
+    this format makes them."""
     names = {"__name__": "problem"}
-    exec(compile(source, "problem.py", "exec"), names)
-    return names
-
-
-def build(source, seed):
-    """(model, inputs) of a problem, both from one seed as every harness for this format makes them."""
-    names = load(source)
-    torch.manual_seed(seed)
+    exec(source, names)
+    torch.manual_seed(0)
     model = names["Model"](*names["get_init_inputs"]())
-    return model, names["get_inputs"]()
+    return model, names["get_inputs"](), names["get_inputs"]
 
 
-def work(model, inputs):
+def work(model, inputs, *_):
     """(elements of the largest tensor, operators, FLOPs) of one forward."""
     with torch.no_grad(), LargestTensor() as seen, FlopCounterMode(display=False) as flops:
         model(*inputs)
@@ -57,15 +52,13 @@ def test_counts_and_names():
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_runs_deterministic_finite_not_constant(task):
-    (model, inputs), (twin, same) = build(task.source, 0), build(task.source, 0)
-    kept = [value.clone() for value in inputs]
+    (model, inputs, more), (twin, same, _) = build(task.source), build(task.source)
     with torch.no_grad():
-        first, again = model(*inputs), twin(*same)
-        other = model(*load(task.source)["get_inputs"]())  # the same parameters, the next inputs
-    assert all(torch.equal(a, b) for a, b in zip(kept, inputs)), "changes its inputs"
-    assert isinstance(first, torch.Tensor) and first.dtype == torch.float32
+        first, other = model(*inputs), model(*more())  # the same parameters, the next inputs
+        again = twin(*same)
+    assert all(map(torch.equal, inputs, build(task.source)[1])), "changes its inputs"
+    assert first.dtype == torch.float32 and torch.isfinite(first).all()
     assert torch.equal(first, again), "not deterministic for a seed"
-    assert torch.isfinite(first).all()
     if first.numel() > 1:  # spread against magnitude, so that shares of 1/1024 count as well
         assert first.std() > 0.02 * first.abs().mean(), "(nearly) constant"
     # Neither zeros nor the answer to other inputs may pass as an answer, even at the loose tolerance of 1e-2.
@@ -76,14 +69,13 @@ def test_runs_deterministic_finite_not_constant(task):
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_size_and_that_it_grows_with_the_batch_alone(task):
     """`tasks.scale_batch` doubles the first input's first dimension and nothing that the constructor sees."""
-    doubled = scale_batch(task, 2).source
-    (model, inputs), (model2, inputs2) = build(task.source, 0), build(doubled, 0)
-    assert [p.shape for p in model.parameters()] == [p.shape for p in model2.parameters()]
-    assert inputs2[0].shape[0] == 2 * inputs[0].shape[0]
-    for a, b in zip(inputs, inputs2):  # whatever does not grow with the batch keeps its shape altogether
+    small, large = build(task.source), build(scale_batch(task, 2).source)
+    assert [p.shape for p in small[0].parameters()] == [p.shape for p in large[0].parameters()]
+    assert large[1][0].shape[0] == 2 * small[1][0].shape[0]
+    for a, b in zip(small[1], large[1]):  # whatever does not grow with the batch keeps its shape altogether
         assert b.shape in (a.shape, (2 * a.shape[0], *a.shape[1:]))
-    (elements, operators, flops), (elements2, operators2, _) = work(model, inputs), work(model2, inputs2)
-    assert 32 * 1024 <= max([elements] + [value.numel() for value in inputs]) <= 256 * 1024 and flops < 1e9
+    (elements, operators, flops), (elements2, operators2, _) = work(*small), work(*large)
+    assert 32 * 1024 <= max([elements] + [value.numel() for value in small[1]]) <= 256 * 1024 and flops < 1e9
     assert operators2 == operators  # no loop over the batch
     assert elements2 <= 2 * elements  # no tensor that grows with the batch squared
 
@@ -92,5 +84,5 @@ def test_size_and_that_it_grows_with_the_batch_alone(task):
 def test_a_larger_batch_makes_no_larger_diagonal_matrix(seed):
     task = task_of(draw(seed, True, {"diagonal": FAMILIES["diagonal"]}))
     assert "torch.diag(" in task.source
-    (elements, _, flops), large = (work(*build(one.source, 0)) for one in (task, scale_batch(task, 4)))
+    (elements, _, flops), large = (work(*build(one.source)) for one in (task, scale_batch(task, 4)))
     assert (large[0], large[2]) == (4 * elements, 4 * flops)

@@ -15,14 +15,13 @@ import policy
 import reinforce
 import sft
 from backbone import Backbone
-from chat_templates import TEMPLATES, calling, template_tokenizer
-from conftest import CONTENT, FakeSandbox, make_task, read_lines, tiny_model, write_lines
 from chat.prompts import SELECT_TOOL
-from policy import next_messages, policy_messages
+from chat_templates import TEMPLATES, calling, template_tokenizer
+from command.process import UserError
+from conftest import CONTENT, FakeSandbox, make_task, read_lines, tiny_model, write_lines
 from sandbox import Verdict
 from selector import selection_messages
 from skills import MODEL_FILE, Skill, SkillLibrary
-from command.process import UserError
 
 # Kind of template: transformers' name of the architecture that has it here.
 ARCHITECTURES = dict.fromkeys(TEMPLATES, "Qwen3") | {
@@ -55,7 +54,7 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
         monkeypatch.setattr(module, "Sandbox", FakeSandbox)  # no reply has code
 
     # One cold start, from rows with tool calls and with several turns.
-    talk = next_messages(policy_messages(task, ()), "Plan: a.", Verdict())
+    talk = policy.next_messages(policy.policy_messages(task, ()), "Plan: a.", Verdict())
     talk.append({"role": "assistant", "content": "Plan: b."})
     row = {"messages": [*selection_messages(task, SKILLS), calling(None)], "tools": [SELECT_TOOL]}
     write_lines(tmp_path / "rows.jsonl", row, {"messages": talk})
@@ -82,8 +81,7 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     # The run's own good replies.
     again = f"--model {out}/checkpoint --from-rollouts {out} --min-reward 0.2 --device cpu --epochs 1"
     assert sft.main(f"{again} --out {tmp_path}/again".split()) == 0
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config | {"history": "condensed"}))
+    write_lines(out / "config.json", json.loads((out / "config.json").read_text()) | {"history": "condensed"})
     with pytest.raises(UserError, match="condensed replies"):
         sft.main(f"{again} --out {tmp_path}/no".split())
 

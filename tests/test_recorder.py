@@ -61,36 +61,33 @@ JIT = "@triton.jit"
 TUNED = CALL.replace("(16,)", "lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)").replace(", BLOCK=256", "")
 
 
-def doubling(*changes, head="", body=NEW + CALL, more="") -> str:
+def doubling(*changes, head="", body=NEW + CALL) -> str:
     """A whole file: what stands before the kernel, the kernel with these changes, and a model."""
-    return HEAD + head + replaced(DOUBLE, *changes) + model(body, more)
+    return HEAD + head + replaced(DOUBLE, *changes) + model(body)
 
 
 CONFIGS = "[triton.Config({'BLOCK': b}, num_warps=w) for b in (16, 256) for w in (4, 8)], key=['n']"
-INDUCTOR = """import torch
-from torch import device, empty_strided
-import triton
-import triton.language as tl
+INDUCTOR = """
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
 from torch._C import _cuda_getCurrentRawStream as get_raw_stream
-import torch.nn as nn
 empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
 assert_size_stride = torch._C._dynamo.guards.assert_size_stride
-""" + DOUBLE + model("""
+"""
+INDUCTOR_CALLS = """
 assert_size_stride(x, (64, 64), (64, 1))
 with torch.cuda._DeviceGuard(0):
     torch.cuda.set_device(0)
     out = empty_strided_cuda((64, 64), (64, 1), torch.float32)
     get_raw_stream(0)
     double[(16,)](x, out, 4096, BLOCK=256, num_warps=4, num_stages=1)
-return out""")
+return out"""
 SOURCES = {
     "a byte order mark": "\ufeff" + doubling(),
     "inspect": doubling((JIT, f"@triton.autotune({CONFIGS}, **KEPT)\n{JIT}"), body=NEW + TUNED, head=(
         "import inspect\nKEPT = {'cache_results': True} if 'cache_results' in "
         "inspect.signature(triton.autotune).parameters else {}\n")),
-    "what inductor writes": INDUCTOR,
+    "what inductor writes": doubling(head=INDUCTOR, body=INDUCTOR_CALLS),
     "a helper that is not launched and names something missing": doubling(head=(
         "@triton.jit\ndef first_idea(x):\n    tl.store(x, not_written_yet(tl.load(x)))\n\n")),
     "a hook of each configuration": doubling(
@@ -140,11 +137,9 @@ def test_files_that_double(box, name):
 
 
 def test_of_an_autotuned_kernels_configurations_the_cheapest_counts(box):
-    found, alone = verdict(box, TASK, doubling((JIT, f"@triton.autotune({CONFIGS})\n{JIT}"), body=NEW + TUNED)), {}
-    for block in (16, 256):
-        call = CALL.replace("256", str(block)).replace("(16,)", f"({64 * 64 // block},)")
-        alone[block] = verdict(box, TASK, HEAD + DOUBLE + model(NEW + call)).candidate_ms
-    assert found.candidate_ms == alone[256] < alone[16]
+    tuned = verdict(box, TASK, doubling((JIT, f"@triton.autotune({CONFIGS})\n{JIT}"), body=NEW + TUNED))
+    small = doubling(body=NEW + CALL.replace("(16,)", "(256,)").replace("BLOCK=256", "BLOCK=16"))
+    assert tuned.candidate_ms == verdict(box, TASK, doubling()).candidate_ms < verdict(box, TASK, small).candidate_ms
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
-"""Redundant operators: what the cold start may know of the held-out pairs, the expert's kernels, decontamination."""
+"""Redundant operators: what the cold start may know of the held-out pairs, the expert's kernels, decontamination; and
+the table of claims in their world: intervals over seeds, what is concluded, and what is read of a run's files."""
 
 import itertools
+import math
 import random
 import sys
 
@@ -9,6 +11,7 @@ import torch
 
 from candidates import all_pass
 from command.files import ROOT
+from conftest import write_lines
 from synthetic import redundant
 from synthetic.lessons import Lesson
 from synthetic.redundant import (HELD_OUT, NAME, REDUCTIONS, TAUGHT, TORCH, Chain, answer, draw, draw_call,
@@ -18,8 +21,6 @@ from tasks import Task, redundant_tasks
 
 sys.path.insert(0, str(ROOT / "results"))
 import claims  # noqa: E402
-
-EVALUATED = redundant_tasks()
 
 
 def chain_of(*names, seed=0):
@@ -41,37 +42,27 @@ LEAKING = [3350, 5575]  # leaving out one operator brings a held-out pair togeth
 
 @pytest.mark.parametrize("brief", [True, False])
 def test_no_lesson_names_or_shows_a_held_out_pair(brief):
-    held_out = [NAME.format(*pair) for pair in HELD_OUT]
-    seen = set()
+    held_out, seen = [NAME.format(*pair) for pair in HELD_OUT], set()
     for seed in [*range(400), *LEAKING]:
         lesson = Lesson(seed, brief)
         assert not {*lesson.chain.pairs()} & {*HELD_OUT}
         example = lesson.write()
         if example:
-            text = str(example.messages)
             seen.add(example.kind.removesuffix("+skills"))
-            assert not [name for name in held_out if name in text]
-    assert seen == {"policy", "selection", "summary"}
-
-
-def test_taught_and_held_out_pairs_are_apart_and_half_of_the_held_out_ones_hold():
-    assert not {*TAUGHT} & {*HELD_OUT} and len(HELD_OUT) == 2 * len(claims.HOLDS)
-    assert claims.HOLDS <= {*HELD_OUT}
+            assert not [name for name in held_out if name in str(example.messages)]
+    assert seen == {"policy", "selection", "summary"} and not {*TAUGHT} & {*HELD_OUT}
 
 
 def test_a_first_turn_leaves_out_what_a_skill_names_and_nothing_else():
     followed = 0
     for seed in range(200):
         lesson = Lesson(seed, brief=False)
-        chain = lesson.chain
-        *_, reply = lesson.policy().messages
-        plan = reply["content"].split("\n")[0]
+        chain, reply = lesson.chain, lesson.policy().messages[-1]["content"]
+        plan = reply.split("\n")[0]
         missing = [a for a, b in chain.pairs() if NAME.format(a, b) in plan]
         followed += bool(missing)
         for name, line in zip(chain.names, chain.lines):
-            if name not in TORCH:
-                continue
-            assert (f" {line}\n" in reply["content"]) != (name in missing)
+            assert name not in TORCH or (f" {line}\n" in reply) != (name in missing)
     assert followed > 20
 
 
@@ -79,7 +70,8 @@ def test_a_first_turn_leaves_out_what_a_skill_names_and_nothing_else():
 
 @pytest.mark.parametrize("pair", HELD_OUT)
 def test_which_held_out_pairs_hold(pair):
-    """Which ones the model is never told."""
+    """Half of them; which ones, the model is never told."""
+    assert claims.HOLDS <= {*HELD_OUT} and len(HELD_OUT) == 2 * len(claims.HOLDS)
     chain = chain_of(*pair) if pair[1] in REDUCTIONS else chain_of(*pair, "sum")
     with_a, without_a = output(chain), output(chain.without({pair}))
     assert torch.allclose(with_a, without_a, atol=1e-4) == (pair in claims.HOLDS)
@@ -115,10 +107,10 @@ def test_every_drawn_chain_runs_and_is_a_pure_function_of_its_seed():
 # ---- decontamination
 
 
-@pytest.mark.parametrize("problem", EVALUATED, ids=lambda problem: problem.name)
-def test_evaluation_problems_run_and_are_not_trained_on(problem):
-    assert unfit(problem, frozenset()) is None
-    assert unfit(problem, evaluation_fingerprints()) == "near an evaluation problem"
+def test_evaluation_problems_run_and_are_not_trained_on():
+    for problem in redundant_tasks():
+        assert unfit(problem, frozenset()) is None
+        assert unfit(problem, evaluation_fingerprints()) == "near an evaluation problem"
 
 
 def test_no_training_problem_equals_one_of_the_evaluation():
@@ -126,3 +118,53 @@ def test_no_training_problem_equals_one_of_the_evaluation():
     made = list(itertools.islice(training_tasks(3), 24))
     assert not {fingerprint(task.source) for task in made} & evaluation
     assert sum(task.family == "redundant" for task in made) == 16
+
+
+# ---- the table of claims
+
+def test_an_interval_and_its_verdict():
+    assert claims.student(4) == pytest.approx(3.182, abs=0.005)  # of a table of Student's t
+    mean, half = claims.interval([1.0, 2.0, 3.0])
+    assert mean == 2 and half == pytest.approx(4.303 / math.sqrt(3))
+    assert claims.interval([0.3]) == (0.3, math.inf)
+    for values, verdict in (([0.3, 0.31, 0.32], "confirmed"), ([-0.3, -0.31, -0.32], "contradicted"),
+                            ([0.01, -0.01, 0.0, 0.005], "none seen"), ([0.2, -0.1, 0.3], "open (46 seeds)")):
+        assert claims.judged(values) == verdict
+
+
+TASK = "redundant/1_MirroredLength"  # its pair is flip before norm
+
+
+def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
+    """Rewards with the library and without it, and uses of skills that the run has found."""
+    def rollout(skills, speedup, reward):
+        return {"role": "policy", "task": TASK, "skills": skills,
+                "turns": [{"verdict": {"correct": speedup > 0, "speedup": speedup}, "reward": reward},
+                          {"verdict": {"correct": True, "speedup": 1.0}, "reward": reward / 2}]}
+
+    found, folder, kept = "leave-out-flip-before-norm", tmp_path / "run", tmp_path / "kept"
+    write_lines(folder / "metrics.jsonl", *(
+        {"eval_reward_best": 1.0, "with_fast_1.2": 0.5, "step": step, "library": 1, "with_reward_best": reward,
+         "without_reward_best": 1.0} for step, reward in ((0, 1.0), (2, 1.5))))
+    write_lines(folder / "skill_library/global_step_9.jsonl", {"tags": ["old"]})
+    write_lines(folder / "skill_library/global_step_10.jsonl", {"tags": ["flip", "norm"]}, {"tags": ["a", "b"]})
+    write_lines(folder / "rollouts/redundant_0.jsonl", rollout([], 1.0, 1.0), rollout([], 1.0, 1.0))
+    write_lines(folder / "rollouts/redundant_2.jsonl", {"role": "selection"}, rollout([found], 2.0, 1.5),
+                rollout([], 1.0, 1.0))
+    write_lines(folder / "rollouts/step_2.jsonl", {"role": "selection"}, rollout([found], 2.0, 1.5),
+                rollout([found], 0.0, 0.0), rollout(["other"], 2.0, 1.5))
+    claims.keep(folder, kept)
+    monkeypatch.setattr(claims, "HELD_OUT", [("flip", "norm")])
+    run = claims.Run(kept)
+    assert run.by_problem() == run.by_problem(known=True, turns=claims.FIRST_TURN) == {TASK: 0.5}
+    assert run.gain("with_reward_best") == 0.5
+    assert run.found() == [("flip", "norm")] and claims.held(run) == 1.0
+    assert run.uses == {found: [[2, TASK, 2.0]]}
+    rows = {measured: values for _, measured, values in claims.claims({"default": {0: run}})}
+    assert rows["reward, redundant operators, with the library, after - before"] == [0.5]
+    assert rows["reward with the library - without, all 12 problems"] == [0.5]
+    assert rows["the same, problems about whose pair the library has a skill"] == [0.5]
+    assert rows["held-out pairs in the library"] == [1.0]
+    rows = claims.claims({"default": {0: run}, "no-skills": {0: run}})
+    assert [values for claim, _, values in rows if "the weights alone" in claim] == [[0.0], [0.0]]
+    assert ("RL improves kernels", "the same, first turns", [0.5]) in rows

@@ -1,18 +1,27 @@
-"""The training step, with a scripted model and a fake sandbox. (The folder that it leaves: test_run.py.)"""
+"""The training step, with a scripted model and a fake sandbox; and a run's folder: resuming after a kill at any point,
+what is refused, the command line."""
 
+import itertools
 import json
+import os
+import shutil
 import statistics
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from transformers import Qwen3ForCausalLM
 
 import reinforce
 import run as runs
+from advantages import leave_one_out
 from backbone import Backbone
+from command.files import ROOT
 from conftest import (CONTENT, FakeSandbox, Scripted, entry, kernel, make_task, proposing, read_lines, selecting,
                       slow_policy_advantages)
 from policy import davinci_reward
-from advantages import leave_one_out
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
 
@@ -99,10 +108,6 @@ def weights(out):
     return (out / "checkpoint/model.safetensors").read_bytes()
 
 
-def summed(lines, what, key):
-    return sum(line[what][key] for line in lines)
-
-
 @pytest.mark.curves
 def test_training_steps(world, monkeypatch):
     """All three roles enter the loss; a skill is proposed, verified, flushed after the update, and selected later."""
@@ -120,7 +125,7 @@ def test_training_steps(world, monkeypatch):
         assert m["masked"]["mrs"] == 0 and m["tokens_trained"] > 0
         assert m["ratio_off"] < 1e-4 and m["grad_norm"] > 0  # exactly on-policy
         assert m["library"] == size + m["staged"]
-    assert summed(lines, "rows", "summary") > 0 and summed(lines, "masked", "prs") > 0
+    assert any(m["rows"]["summary"] for m in lines) and any(m["masked"]["prs"] for m in lines)
     names = [s.name for s in library_at(out, 4)]
     assert names[:4] == ["seed-a", "seed-b", "other", "learnt"] and len(set(names)) == len(names)
     assert [s.name for s in library_at(out, flushed - 1)] == names[:3]
@@ -130,11 +135,12 @@ def test_training_steps(world, monkeypatch):
     assert config["command"] == "python reinforce.py --steps 4 --out 'a b'" and {"hardware", "commit"} < set(config)
     encode = Backbone.load(out / "checkpoint").encode
     for step in (1, 2, 3, 4):
-        agrees_with_formulas(*(records(out, step, role) for role in ("policy", "selection", "summary")), encode)
+        agrees_with_formulas(out, step, encode)
 
 
-def agrees_with_formulas(rollouts, selections, summaries, encode):
+def agrees_with_formulas(out, step, encode):
     """Rewards and advantages recomputed from the transcript of a step alone."""
+    rollouts, selections, summaries = (records(out, step, role) for role in ("policy", "selection", "summary"))
     assert len(rollouts) == 2 * 3 * 2 and len(selections) == 2 * 2
     for task in {line["task"] for line in rollouts}:
         mine, asked = ([line for line in lines if line["task"] == task] for lines in (rollouts, selections))
@@ -156,17 +162,16 @@ def agrees_with_formulas(rollouts, selections, summaries, encode):
 def test_learning_moves_the_policy_to_the_better_kernel(world):
     """20 steps on one choice: two right kernels and two wrong replies. The mean reward must rise."""
     out = world("run", "--steps", "20", "--no-skills", "--turns", "1", "--lr", "0.0005", "--set", "prs=False")
-    first, last = (statistics.mean(m["reward_best"] for m in part) for part in (metrics(out)[1:6], metrics(out)[-5:]))
-    assert last > first + 0.15
+    rewards = [m["reward_best"] for m in metrics(out)[1:]]
+    assert statistics.mean(rewards[-5:]) > statistics.mean(rewards[:5]) + 0.15
 
 
 def test_ablations(world):
     out = world("a", "--steps", "1", "--no-skills")
-    _, m = metrics(out)
-    assert m["rows"]["selection"] == m["summaries"] == m["staged"] == 0
+    assert records(out, 1, "selection") == records(out, 1, "summary") == []
     assert [line["skills"] for line in records(out, 1, "policy")] == [[]] * 12
     out = world("b", "--steps", "1", "--bm25-only")
-    assert records(out, 1, "selection") == [] and metrics(out)[1]["rows"]["selection"] == 0
+    assert records(out, 1, "selection") == []
     chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
     assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
     out = world("c", "--steps", "1", "--no-verify")
@@ -205,3 +210,124 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
     Scripted.draws.clear()
     world("single", "--steps", "1", evaluate=True)
     assert Scripted.draws == {(0, 1.0), (0, 0.95), (1.0, 1.0)}  # a single sample is greedy
+
+
+# ---- resuming
+
+
+def state(out):
+    """All that a run leaves, but for wall times."""
+    trainer = torch.load(out / "checkpoint/trainer.pt")
+    lines = [{key: value for key, value in m.items() if key != "seconds"} for m in metrics(out)]
+    files = {path.name: path.read_text() for path in [*out.glob("rollouts/*"), *out.glob("skill_library/*")]}
+    moments = [{k: v.tolist() for k, v in each.items()} for each in trainer["optimizer"]["state"].values()]
+    return [weights(out), (out / "checkpoint/skill_library.jsonl").read_text(), lines, files, moments,
+            trainer["generator"].tolist(), trainer["step"], sorted(trainer["initial_names"])]
+
+
+def test_resuming_equals_not_stopping(world, monkeypatch):
+    """What later steps have left is removed."""
+    whole = world("whole", "--batch", "1", "--steps", "3")
+    parts = world("parts", "--batch", "1", "--steps", "1")
+    with open(parts / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "clock": "modelled"}\n{"step": 3, "clo')
+    for name in ("rollouts/step_9.jsonl", "skill_library/global_step_2.jsonl"):
+        (parts / name).write_text("left behind")
+    (parts / "checkpoint").unlink()  # as a program copies it that follows links
+    shutil.copytree(parts / "checkpoint_1", parts / "checkpoint")
+    mapped, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *path, **how: mapped.append(how.get("mmap")) or load(*path, **how))
+    world("parts", "--resume", "--steps", "3", "--set", "save_every=2")
+    assert mapped == [True]  # read whole, an optimiser of 8B parameters would be in the host's memory twice
+    assert state(whole) == state(parts)
+    assert sorted(path.name for path in parts.glob("checkpoint*")) == ["checkpoint", "checkpoint_3"]
+    world("whole", "--resume")  # complete already: nothing happens
+    assert state(whole) == state(parts)
+
+
+SHORT, WHOLE = ["--steps", "2", "--batch", "1"], []  # the state that an uninterrupted run leaves, which is made once
+CHECKPOINT = [(shutil, "rmtree"), (Qwen3ForCausalLM, "save_pretrained"), (torch, "save"), (Path, "symlink_to"),
+              (os, "replace")]
+
+
+@pytest.mark.parametrize("functions, n, says", [
+    ([(reinforce, "finish_step")], 3, "continue with: python reinforce.py --out .*/killed --resume"),
+    (CHECKPOINT, 2, None), (CHECKPOINT, 7, "continue"), (CHECKPOINT, 11, "continue")])
+def test_interrupted_and_resumed(world, tmp_path, monkeypatch, functions, n, says):
+    """It ends on entering the n-th of some calls: as the second step has changed the library and nothing is saved, or
+    at a file operation of the checkpoints, of which there are 6 before the first step and more in each step."""
+    calls = itertools.count(1)
+
+    def dying(function):
+        def call(*arguments, **options):
+            if function.__name__ == "save_pretrained":
+                Path(arguments[1], "model.safetensors").write_bytes(b"half a file")
+            counts = functions != CHECKPOINT or any("checkpoint" in str(argument) for argument in arguments)
+            if counts and next(calls) == n:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for owner, name in functions:
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        with pytest.raises(KeyboardInterrupt, match=says):
+            world("killed", *SHORT)
+    if not WHOLE:
+        WHOLE.append(state(world("whole", *SHORT)))
+    begun = (tmp_path / "killed/checkpoint").exists()  # else nothing was done yet, and the same command begins again
+    assert WHOLE[0] == state(world("killed", *(["--resume"] if begun else SHORT)))
+
+
+# ---- what is refused
+
+
+def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    model = f"--model {model_folder} --device cpu"
+    for said, options in (
+            ("no such model folder", f"--model {tmp_path}/none --device cpu"),
+            ("cannot write", f"{model} --out {tmp_path}/file/out"),
+            ("no problem files", f"{model} --tasks {tmp_path}/empty"), ("nothing to resume", "--resume"),
+            ("choose from davinci, ", "--recipe alphazero"), ("choose from all, ", "--set history=none"),
+            ("--no-skills and --bm25-only contradict", "--no-skills --bm25-only"), ("--stepz", "--stepz 3"),
+            ("invalid int", "--set trials=few"), ("invalid", "--lr fast")):
+        assert said in refusal(reinforce.main, "--out", tmp_path / "out", *options.split())
+    assert "--out" in refusal(reinforce.main, "--resume")
+    assert not (tmp_path / "out").exists()  # a refused run leaves nothing behind
+
+
+def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tmp_path):
+    out = world("run", "--steps", "1")
+    kept, trainer = sorted((out / "rollouts").iterdir()), out / "checkpoint/trainer.pt"
+    capsys.readouterr()
+
+    def refused(options="--resume"):
+        return refusal(reinforce.main, "--out", out, *options.split())
+
+    assert "already holds a run" in refused("--device cpu")
+    assert "has model = " in refused(f"--resume --model {tmp_path}")
+    assert "has gamma = 1.0, not 0.5" in refused("--resume --set gamma=0.5")
+    (out / "metrics.jsonl").write_text("{\n")
+    assert "metrics.jsonl, line 1: cannot be read" in refused()
+    torch.save(torch.load(trainer) | {"optimizer": {}}, trainer)
+    assert "of another version" in refused()
+    assert sorted((out / "rollouts").iterdir()) == kept  # nothing was deleted
+
+
+# ---- a laptop's first day
+
+
+def test_a_folder_is_in_use_until_its_process_is_killed(refusal, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint/trainer.pt").write_text("")
+    program = f"from command.files import hold; hold({str(tmp_path)!r}); print('held', flush=True); input()"
+    other = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "held\n"
+    assert f"{tmp_path}: in use by process {other.pid}" in refusal(reinforce.main, "--out", tmp_path, "--resume")
+    other.kill()
+    other.communicate()
+    assert "trainer.pt is broken" in refusal(reinforce.main, "--out", tmp_path, "--resume")

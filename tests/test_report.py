@@ -33,8 +33,7 @@ def turn(speedup=None, note="", **more):
 
 
 def policy(task, skills, *turns):
-    return {"role": "policy", "episode": ord(task), "task": task, "prompt": f"prompt of {task}", "skills": skills,
-            "turns": list(turns)}
+    return {"role": "policy", "episode": ord(task), "task": task, "prompt": "p", "skills": skills, "turns": turns}
 
 
 def metrics(step, **more):
@@ -43,17 +42,12 @@ def metrics(step, **more):
             "staged": 0, "summaries": 1, "reward_best": 1.0 + step / 9, "correct": 0.5, "fast_1": 0.25} | more
 
 
-@pytest.fixture(autouse=True)
-def plain_pictures(request, monkeypatch):
-    """A picture takes half a second, so it is drawn only where it is looked at."""
+@pytest.fixture
+def run(request, monkeypatch, tmp_path):
+    """Two steps: in the first a rollout on task a leads to a skill, `found`, which joins as found_2, since that name is
+    taken; in the second it is selected. A picture takes half a second, so it is drawn only where it is looked at."""
     if not request.node.get_closest_marker("curves"):
         monkeypatch.setattr(charts, "save_curves", lambda run, path: Path(path).write_bytes(b""))
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Two steps: in the first a rollout on task a leads to a skill, `found`, which joins as found_2, since that name is
-    taken; in the second it is selected."""
     out = tmp_path / "run $x$"
     write_lines(out / "config.json", {"model": "checkpoints/tiny", "device": "cpu"})
     evaluation = {"eval_correct": 0.9, "eval_fast_1": 0.25}
@@ -63,12 +57,10 @@ def run(tmp_path):
     skill = {"name": "found", "description": "d", "scope": "general", "tags": [], "content": "Key Idea:\n fuse"}
     proposals = [{"written": skill, "rejected": None, "detail": "", "attempt": turn(2.5), "staged": "found_2"},
                  {"written": "?", "rejected": "malformed", "detail": "not an object", "attempt": None, "staged": None}]
-    write_lines(out / "rollouts/step_1.jsonl",
-          {"role": "selection", "episode": 0, "task": "a", "prompt": "p", "reply": "r", "skills": [],
-           "dropped": ["ghost"]},
-          policy("b", [], turn()), policy("a", [], turn(3.0)), policy("a", [], turn(1.25), turn(2.25, EVIL)),
-          {"role": "summary", "episode": ord("a"), "task": "a", "prompt": "p", "rollout": 1, "reply": "s",
-           "reward": 2.5, "advantage": 1.0, "proposals": proposals})
+    asked = {"episode": ord("a"), "task": "a", "prompt": "p", "reply": "r"}
+    write_lines(out / "rollouts/step_1.jsonl", asked | {"role": "selection", "skills": [], "dropped": ["ghost"]},
+                policy("b", [], turn()), policy("a", [], turn(3.0)), policy("a", [], turn(1.25), turn(2.25, EVIL)),
+                asked | {"role": "summary", "rollout": 1, "reward": 2.5, "advantage": 1.0, "proposals": proposals})
     write_lines(out / "rollouts/step_2.jsonl", policy("c", ["found_2"], turn(3.0)), policy("c", [], turn(1.0)))
     write_lines(out / "rollouts/eval_2.jsonl", policy("e", ["found_2"], turn(rejected="reads the clock")))
     write_lines(out / "skill_library/global_step_0.jsonl", skill)
@@ -109,17 +101,19 @@ def test_a_run_in_words_and_conversations(run):
             "Later selected for c (step 2), where this rollout reached 3.00x.",
             "found general seed", "found_2 general found"):
         assert sentence in text, sentence
+    assert "No kernel was correct" not in text
 
 
 def test_a_page_says_where_it_comes_from_and_whether_it_is_of_a_part(run):
     facts = {"command": "python reinforce.py --steps 5", "commit": "abc-dirty", "hardware": "2 cores",
              "versions": {"torch": "1.0", "triton": "3"}}
     write_lines(run / "config.json", {"model": "m", "device": "cpu", "steps": 5} | facts)
-    text = words(made(run)[1])
-    assert "python reinforce.py --steps 5 Commit abc-dirty; 2 cores; torch 1.0, triton 3." in text
-    assert "A part of the run: 2 of 5 steps are done." in text and "No kernel was correct" not in text
     write_lines(run / "metrics.jsonl", metrics(0), metrics(1, correct=0.0), metrics(2, correct=0.0))
-    assert "No kernel was correct in any step, so nothing could be learnt: these tasks" in words(made(run)[1])
+    text = words(made(run)[1])
+    for sentence in ("python reinforce.py --steps 5 Commit abc-dirty; 2 cores; torch 1.0, triton 3.",
+                     "A part of the run: 2 of 5 steps are done.",
+                     "No kernel was correct in any step, so nothing could be learnt: these tasks"):
+        assert sentence in text, sentence
 
 
 def test_two_folders_side_by_side(run, tmp_path):
@@ -180,7 +174,7 @@ def browse(page, script):
                "--virtual-time-budget=30000", "--dump-dom", copy.as_uri()]
     text = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     said, failures, title = json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', text, re.DOTALL)[1]))
-    assert not failures and title != "owned" and "failed: " not in str(said)[:8], (said, failures, title)
+    assert not failures and title != "owned", (said, failures, title)
     return said
 
 
@@ -189,12 +183,10 @@ def browse(page, script):
 @pytest.mark.curves
 def test_a_browser_opens_filters_and_shows_conversations(run):
     path, _, _ = made(run)
-    shown = browse(path, Path(__file__).with_name("browse.js").read_text())
-    assert shown["roles"] == [6, 1, 1, 8] and shown["steps"] == [5, 1, 8] and shown["skill"] == [2, 8]
-    assert shown["verdict"] == 1 and shown["turns"] == 2 and shown["marked"] == [f"{run}:step_1.3"] and shown["evil"]
-    assert shown["told"] == ["told ", f"told {EVIL}"] and shown["dropped"] == ["no candidate: ghost"]
-    assert shown["proposals"] == ["found staged", "a proposal without a name malformed"]
-    assert shown["charts"] == 1
+    assert browse(path, Path(__file__).with_name("browse.js").read_text()) == {
+        "roles": [6, 1, 1, 8], "steps": [5, 1, 8], "skill": [2, 8], "verdict": 1, "turns": 2, "evil": True, "charts": 1,
+        "marked": [f"{run}:step_1.3"], "told": ["told ", f"told {EVIL}"], "dropped": ["no candidate: ghost"],
+        "proposals": ["found staged", "a proposal without a name malformed"]}
 
 
 # ---- with another framework
@@ -209,8 +201,8 @@ def test_the_page_on_other_frameworks_works_as_it_stands(borrowed):
         if "GRPOTrainer" not in code and "import verifiers" not in code:  # these need the frameworks
             exec(code, space)
     good = f"Plan: x.\n```python\n{HONEST}```"
-    replies = [good, *([{"role": "assistant", "content": content}] for content in ("no code", good, None)),
-               [{"role": "assistant", "content": good}, {"role": "tool", "content": "no code"}]]
+    answers = [{"role": "assistant", "content": content} for content in ("no code", good, None)]
+    replies = [good, *([answer] for answer in answers), [answers[1], {"role": "tool", "content": "no code"}]]
     rewards = space["kernel_reward"](prompts=["p"] * 5, completions=replies, completion_ids=[[1]] * 5,
                                      source=[TASK.source] * 5, trainer_state=None)
     assert rewards[0] > 1.0 and rewards == [rewards[0], 0.0, rewards[0], 0.0, rewards[0]]

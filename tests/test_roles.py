@@ -1,6 +1,8 @@
-"""Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
+"""Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself; and the
+skill library: what it keeps, what it refuses, and what BM25 finds in it (selector.recall)."""
 
 import contextlib
+import json
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,15 +13,16 @@ import torch
 import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
-from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import (Kernel, Prompt, Strategy, Trajectory, Turn, best_window, play_in_waves, rollout,
-                    rollout_metrics)
+from command.process import UserError
+from conftest import (CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting,
+                      write_lines)
+from policy import Kernel, Prompt, Trajectory, Turn, best_window, play_in_waves, rollout, rollout_metrics
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
-from skills import Skill, SkillLibrary
+from skills import Skill, SkillLibrary, skill_from_json
 from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_trigger, lazy_advice, propose,
-                        read_proposals, summary_metrics, trigger, verify)
+                        read_proposals, summary_metrics, verify)
 from tasks import Task
 
 SKILLS = [Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")
@@ -52,32 +55,28 @@ def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
 def test_replies_belong_to_the_task_that_they_answer(scripted):
     """k selections each. Tasks with other candidates each: what one task's reply names is no candidate of the next."""
     words = ["apples", "pears", "plums", "figs"]
-    library = SkillLibrary([Skill(f"use-{word}", word, "general", (), word) for word in words])
-    tasks = [Task(word, 0, word) for word in words]
+    skills = [Skill(f"use-{word}", word, "general", (), word) for word in words]
     scripted.script = lambda role, prompt: [selecting(next(f"use-{w}" for w in words if f"```python\n{w}\n" in prompt))]
-    selections = select(scripted, library, tasks, 2, REPLY)
-    assert len(scripted.asked) == 8 and {role for role, _ in scripted.asked} == {"selection"}
-    for task, mine in zip(tasks, selections):
-        assert [[s.name for s in one.skills] for one in mine] == [[f"use-{task.name}"]] * 2
-        assert [s.name for s in mine[0].candidates] == [f"use-{task.name}"] and not mine[0].dropped
+    selections = select(scripted, SkillLibrary(skills), [Task(word, 0, word) for word in words], 2, REPLY)
+    assert [role for role, _ in scripted.asked] == ["selection"] * 8
+    for skill, mine in zip(skills, selections):
+        assert [(one.candidates, one.skills, one.dropped) for one in mine] == [([skill], (skill,), ())] * 2
 
 
 def test_long_tasks_are_cut_at_a_thousand_characters(scripted):
     scripted.script = lambda role, prompt: ["none"]
-    task = make_task()
-    filler = "#" * (999 - len(task.source.strip()))
-    long = Task("long", 0, task.source.strip() + filler + "@$")
-    for scripted.large, end in ((False, "@\n"), (True, "@$")):  # a large model sees it whole
+    long = Task("long", 0, "forward " + "#" * 991 + "@$")
+    for scripted.large, end in ((False, "#@\n"), (True, "#@$")):  # a large model sees it whole
         select(scripted, SkillLibrary(SKILLS), [long], 1, REPLY)
-        assert filler + end in scripted.asked[-1][1]
+        assert end in scripted.asked[-1][1]
 
 
 def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):
-    empty = select(scripted, SkillLibrary(), [make_task()], 2, REPLY)
-    assert [(s.skills, s.completion) for s in empty[0]] == [((), None)] * 2
-    alone = select(scripted, SkillLibrary(SKILLS), [make_task()], 2, REPLY, bm25_only=True)
-    assert [s.skills for s in alone[0]] == [tuple(recall(SkillLibrary(SKILLS), make_task().source)[:3])] * 2
-    assert len(alone[0][0].skills) == 3 and scripted.asked is None
+    [empty] = select(scripted, SkillLibrary(), [make_task()], 2, REPLY)
+    assert [(s.skills, s.completion) for s in empty] == [((), None)] * 2
+    [alone] = select(scripted, SkillLibrary(SKILLS), [make_task()], 2, REPLY, bm25_only=True)
+    best = recall(SkillLibrary(SKILLS), make_task().source)[:3]
+    assert [s.skills for s in alone] == [tuple(best)] * 2 and len(best) == 3 and scripted.asked is None
 
 
 def test_candidates_that_do_not_fit_are_left_out(scripted):
@@ -120,8 +119,8 @@ def test_rollouts_use_all_turns_and_show_skills_and_feedback(scripted, device, c
     assert submitted == when and [(one.task, one.skills) for one in done] == [(task, tuple(s)) for task, s in jobs]
     assert [[turn.verdict.speedup for turn in one.turns] for one in done] == [[1.0, 2.0], [None, 1.0], [1.0, 2.0]]
     prompts = [prompt for _, prompt in scripted.asked]
-    assert [prompt.split("relu(x) * ")[1][0] for prompt in prompts] == list("234234")
-    assert ["body0" in prompt and "body1" in prompt for prompt in prompts] == [True, False, False] * 2
+    assert [(prompt.split("relu(x) * ")[1][0], "body0" in prompt and "body1" in prompt) for prompt in prompts] == [
+        ("2", True), ("3", False), ("4", False)] * 2
     assert "Speedup 1.00x" in prompts[3] and "no code block" in prompts[4]
     assert done[1].turns[0].code is None and done[1].turns[0].verdict.clock == clock
     cut = rollout(scripted, FakeSandbox(), jobs[1:2], 1, Sampling(2))[0].turns[0]
@@ -133,21 +132,22 @@ def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     jobs = [(make_task(), ()), (make_task(), SKILLS)]
     whole = rollout(scripted, FakeSandbox(), jobs, 3, REPLY)
     lengths = [[len(turn.completion.prompt_ids) for turn in one.turns] for one in whole]
-    assert lengths[0][2] < lengths[1][1]
-    short = rollout(scripted, FakeSandbox(), jobs, 3, Sampling(400, max_prompt_tokens=lengths[1][0]))
-    assert [len(tr.turns) for tr in short] == [sum(n <= lengths[1][0] for n in row) for row in lengths]
+    limit = lengths[1][0]
+    short = rollout(scripted, FakeSandbox(), jobs, 3, Sampling(400, max_prompt_tokens=limit))
+    assert [len(one.turns) for one in short] == [sum(n <= limit for n in row) for row in lengths]
     assert len(short[1].turns) == 1 and short[1].turns[0].completion.token_ids  # exactly the limit
-    never = rollout(scripted, FakeSandbox(), jobs, 3, Sampling(400, max_prompt_tokens=lengths[1][0] - 1))[1]
-    assert len(never.turns) == 1 and never.turns[0].completion.token_ids == []
-    assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
+    [never] = rollout(scripted, FakeSandbox(), jobs, 3, Sampling(400, max_prompt_tokens=limit - 1))[1].turns
+    assert never.completion.token_ids == [] and "more than" in never.verdict.error and not never.verdict.correct
 
 
 # ---- summary: when
 
+ANSWER = Completion([1], [2], [0.0], "", True)
+
+
 def trajectory(*speedups, task=None, skills=()):
     """Turns with these speedups; None for a wrong one."""
-    reply = Completion([1], [2], [0.0], "", True)
-    turns = [Turn(reply, f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s)) for s in speedups]
+    turns = [Turn(ANSWER, f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s)) for s in speedups]
     return Trajectory(task or make_task(), tuple(skills), turns)
 
 
@@ -209,15 +209,11 @@ def test_what_metrics_say_of_rollouts():
 @pytest.mark.parametrize("speedups, best", [
     ((1.0, 1.2), 1), ((1.0, 1.19), None), ((0.5, 1.0), None), ((0.5, 1.3, 1.2), 1), ((1.5, 1.7), None),
     ((None, 3.0), None), ((1.0, None, 1.4), 2), ((2.0,), None), ((1.0, 2.0, 4.0), 2)])
-def test_trigger(speedups, best):
-    rolled = trajectory(*speedups)
-    assert trigger(rolled, 1.2) == (None if best is None else (rolled.turns[0], rolled.turns[best]))
-
-
-def test_best_trigger_takes_the_fastest_of_those_that_trigger():
-    rollouts = [trajectory(1.0, 1.5), trajectory(3.0, 3.1), trajectory(1.0, 2.0), trajectory(None, 9.0)]
-    assert best_trigger(rollouts, 1.2)[0] is rollouts[2]
-    assert best_trigger(rollouts[1:2] + rollouts[3:], 1.2) is None and best_trigger(rollouts[:1], 1.6) is None
+def test_a_summary_is_triggered_by_a_gain_and_of_a_group_by_its_fastest(speedups, best):
+    rolled, faster, others = trajectory(*speedups), trajectory(1.0, 8.0), [trajectory(3.0, 3.1), trajectory(None, 9.0)]
+    found = None if best is None else (rolled, rolled.turns[0], rolled.turns[best])
+    assert best_trigger([*others, rolled], 1.2) == found
+    assert best_trigger([*others, rolled, faster], 1.2)[0] is faster
 
 
 # ---- summary: what
@@ -271,10 +267,9 @@ def test_s_summaries_of_each_winner(scripted):
     winners = [best_trigger([trajectory(1.0, 2.0, task=make_task(i), skills=SKILLS[:1])], 1.2) for i in range(2)]
     summaries = propose(scripted, winners, 4, SkillLibrary(SKILLS), REPLY, torch.Generator().manual_seed(0))
     assert [[s.task.name for s in mine] for mine in summaries] == [["task0"] * 4, ["task1"] * 4]
-    prompt = scripted.asked[0][1]
     for part in ("relu(x) * 2", "body0", "First answer, speedup 1.00", "code 1.0", "Best answer, speedup 2.00",
                  "code 2.0", "update_skill_library"):
-        assert part in prompt
+        assert part in scripted.asked[0][1]
     limit = len(summaries[0][0].completion.prompt_ids) - 1
     assert propose(scripted, winners, 4, SkillLibrary(), Sampling(400, max_prompt_tokens=limit)) == [[], []]
     scripted.script = lambda role, prompt: [proposing(entry())]
@@ -286,21 +281,18 @@ def test_s_summaries_of_each_winner(scripted):
 
 def summary_of(*skills, first=1.0, winner_skills=()):
     winner = trajectory(first, 2.0, skills=winner_skills)
-    summary = Summary(winner.task, winner, winner.turns[0], winner.turns[1], Completion([1], [2], [0.0], "", True))
+    summary = Summary(winner.task, winner, winner.turns[0], winner.turns[1], ANSWER)
     summary.proposals = [Proposal(skill.name, skill) for skill in skills]
     return summary
 
 
-@pytest.mark.parametrize("verdict, first, rejected", [
-    (Verdict(correct=True, speedup=1.2), 1.0, None), (Verdict(correct=True, speedup=1.19), 0.5, "too slow"),
-    (Verdict(correct=True, speedup=1.5), 1.3, "too slow"), (Verdict(correct=True, speedup=1.57), 1.3, None),
-    (Verdict(correct=False, error="wrong values"), 1.0, "not correct"),
-    (Verdict(correct=False, rejected="launches no kernel"), 1.0, "not correct")])
-def test_pass_rule(verdict, first, rejected):
-    proposal, attempt = Proposal(None, SKILLS[0]), Turn(None, "code", verdict)
-    apply_pass_rule(proposal, attempt, trajectory(first).turns[0], 1.2)
+@pytest.mark.parametrize("speedup, first, rejected", [
+    (1.2, 1.0, None), (1.19, 0.5, "too slow"), (1.5, 1.3, "too slow"), (1.57, 1.3, None), (None, 1.0, "not correct")])
+def test_pass_rule(speedup, first, rejected):
+    proposal, [before, attempt] = Proposal(None, SKILLS[0]), trajectory(first, speedup).turns
+    apply_pass_rule(proposal, attempt, before, 1.2)
     assert proposal.rejected == rejected and proposal.attempt is attempt
-    assert proposal.skill.verify_speedup == (None if rejected else verdict.speedup)
+    assert proposal.skill.verify_speedup == (None if rejected else speedup)
     assert bool(proposal.detail) == bool(rejected)
 
 
@@ -327,22 +319,78 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
                                                 "rejected": {"malformed": 1, "too slow": 1}}
 
 
-def test_serial_scaling_shows_the_first_of_the_best_windows(scripted):
-    turns = [Turn(None, "", Verdict(correct=True, speedup=x)) for x in (3.0, 1.0, 9.0, 1.0)]  # 9 counts as 3
+def test_serial_scaling_shows_the_first_of_the_best_windows():
+    turns = trajectory(3.0, 1.0, 9.0, 1.0).turns  # 9 counts as 3
     assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]  # the first
     assert best_window(turns[1:3], keep=1) == turns[2:3]  # the last window
-    scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
-    latest = Strategy(show=lambda turns, generator: turns[-1:])
-    [done] = rollout(scripted, FakeSandbox(), [(make_task(), ())], 3, REPLY, strategy=latest)
-    assert [turn.verdict.speedup for turn in done.turns] == [1.0, 2.0, 2.0]  # and no other attempts
 
 
 def test_a_parents_chance_falls_with_its_rank():
     """EvoEngineer: five parents with chances in proportion to 1/5, 1/6, 1/7, 1/8 and 1/9."""
-    turns = [Turn(None, str(x), Verdict(correct=x > 0, speedup=x)) for x in (1.0, 7.0, 7.0, 3.0, 0.0, 2.0, 5.0, 4.0)]
+    turns = trajectory(1.0, 7.0, 7.0, 3.0, None, 2.0, 5.0, 4.0).turns
     generator = torch.Generator().manual_seed(0)
     drawn = Counter(ranked_parent(turns, generator)[0].verdict.speedup for _ in range(4000))
     total = sum(1 / n for n in range(5, 10))
     for n, speedup in zip(range(5, 10), (7.0, 5.0, 4.0, 3.0, 2.0)):
         assert abs(drawn[speedup] / 4000 - 1 / n / total) < 0.025
     assert drawn[1.0] == 0 and ranked_parent(turns[:3]) == ranked_parent(turns[4:5] * 9) == []
+
+
+# ---- the library
+
+def skill(name, content="Motivation: m\nKey Idea: k\nExample:\ne", description="d", tags=("t",), **more):
+    return Skill(name, description, "general", tags, content, **more)
+
+
+def test_roundtrip_keeps_every_field(tmp_path):
+    library = SkillLibrary([skill("a", "line one\nline two \u00e9", verify_speedup=1.75), skill("b", tags=())])
+    library.save(tmp_path / "skill_library.jsonl")
+    assert SkillLibrary.of_model(tmp_path).skills == library.skills
+    first = json.loads((tmp_path / "skill_library.jsonl").read_text().split("\n")[0])
+    assert list(first) == ["name", "description", "scope", "tags", "content", "verify_speedup"]
+
+
+def test_a_skill_that_joins_has_a_name_of_its_own_and_is_found():
+    library = SkillLibrary([skill("a"), skill("a-2"), skill("b")])
+    assert recall(library, "softmax") == []
+    assert [library.add(skill("a", "softmax")).name for _ in range(3)] == ["a-3", "a-4", "a-5"]
+    assert [s.name for s in library.skills] == ["a", "a-2", "b", "a-3", "a-4", "a-5"] and len(library) == 6
+    assert [s.name for s in recall(library, "softmax")] == ["a-3", "a-4", "a-5"]
+
+
+RECORD = {"name": "n", "description": "d", "scope": "general", "tags": ["t"], "content": "c"}
+
+
+@pytest.mark.parametrize("line", [
+    '{"name": "half', [1, 2], {"name": "n"}, RECORD | {"name": " "}, RECORD | {"tags": [1]},
+    RECORD | {"verify_speedup": "fast"}])
+def test_a_broken_line_is_refused_with_its_number(tmp_path, line):
+    write_lines(tmp_path / "skill_library.jsonl", RECORD, "", line, RECORD)
+    with pytest.raises(UserError, match="skill_library.jsonl, line 3: not a skill"):
+        SkillLibrary.of_model(tmp_path)
+
+
+@pytest.mark.parametrize("fields, scope, tags", [
+    ({"scope": "s", "author": 1}, "s", ()), ({"scope": None, "tags": None}, "general", ()),
+    ({"scope": "", "tags": ["a"]}, "general", ("a",))])
+def test_the_release_takes_lines_without_scope_or_list_of_tags(fields, scope, tags):
+    made = skill_from_json({"name": " n ", "description": "d", "content": "c"} | fields)
+    assert (made.name, made.scope, made.tags) == ("n", scope, tags)
+
+
+def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order():
+    content = {30: "softmax softmax"} | dict.fromkeys(range(6), "relu") | dict.fromkeys(range(90, 190), "cumsum")
+    library = SkillLibrary([skill(f"s{i}", content.get(i, "softmax"), description="") for i in range(190)])
+    assert [s.name for s in recall(library, "softmax")] == ["s30"] + [f"s{i}" for i in range(6, 25)]
+
+
+@pytest.mark.parametrize("query, written", [
+    ("F.layer_norm(x)", "LayerNorm in one sweep"), ("self.bn = nn.BatchNorm2d(c)", "batch_norm folded"),
+    ("nn.LayerNorm(8)", "layer-norm"), ("x = F.relu(x)", "ReLU"), ("nn.ReLU()", "a relu/gelu chain"),
+    ("x = torch.Softmax(x)", "exp over one row, of softmax"), ("self.my_convolution", "convolution")])
+def test_code_finds_what_a_skill_calls_otherwise(query, written):
+    library = SkillLibrary([skill(f"s{i}", text) for i, text in enumerate(("scan", written, "sort", written))])
+    assert recall(library, query) == [library.skills[1], library.skills[3]]  # half of the library; and no other
+    assert recall(library, query, top=1) == library.skills[1:2]
+    assert recall(library, "unrelated vocabulary") == recall(library, "") == []
+    assert recall(SkillLibrary(library.skills[:2]), "nothing of it") == library.skills[:2]  # too few to rank

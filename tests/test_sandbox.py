@@ -51,9 +51,9 @@ def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(box):
     # The reference launches four kernels (addmm, add, silu, mul), the candidate two; each costs at least 2 us.
     assert v.reference_ms > 0.008 and 0.004 < v.candidate_ms < v.reference_ms
     assert v.speedup == pytest.approx(v.reference_ms / v.candidate_ms) and v.speedup_low == v.speedup
-    assert {(entry.name, entry.own) for entry in v.profile} == {("bias_silu_scale", True), ("addmm", False)}
-    own = next(entry.share for entry in v.profile if entry.own)
-    assert v.coverage == pytest.approx(own) and sum(entry.share for entry in v.profile) == pytest.approx(1)
+    shares = {(entry.name, entry.own): entry.share for entry in v.profile}
+    own, other = shares["bias_silu_scale", True], shares["addmm", False]
+    assert v.coverage == pytest.approx(own) == pytest.approx(1 - other) and len(shares) == 2
     assert all(text in feedback(v) for text in ("modelled", "bias_silu_scale (yours)", "of the memory bandwidth"))
     assert 0 < v.bandwidth < 1 and 0 < v.arithmetic < 1 and len(feedback(v).split()) <= 80
 
@@ -101,16 +101,13 @@ def test_a_text_that_is_too_long_is_refused_at_once(box):
     assert time.monotonic() - began < 20
 
 
-ESCAPES = r"'\x1b[2J\ud800\nCorrect: yes. Speedup 99.00x'"
-
-
 def test_no_control_character_of_a_candidate_reaches_a_terminal(box):
-    hidden = "BLOCK=1024)  # \x1b[2J \x07\n        raise ValueError(" + ESCAPES + ")"
+    escapes = r"'\x1b[2J\ud800\nCorrect: yes. Speedup 99.00x'"
+    hidden = f"BLOCK=1024)  # \x1b[2J \x07\n        raise ValueError({escapes})"
     v = verdict(box, TASK, changed(("BLOCK=1024)", hidden)))
     text = feedback(v)
-    assert "99.00x" in text and "\x1b" in v.excerpt and text.replace("\n", "").isprintable()
-    text.encode()
-    assert text.splitlines()[0].startswith("Correct: no. ") and "Correct: yes" not in text.splitlines()[1:]
+    assert "99.00x" in text and "\x1b" in v.excerpt and text.replace("\n", "").isprintable() and text.encode()
+    assert text.startswith("Correct: no. ") and "Correct: yes" not in text.splitlines()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -155,9 +152,7 @@ def test_a_secret_makes_verdicts_reproducible_and_a_judge_or_recorder_that_dies_
         assert "ended without a result" in judged.result().error
         passes(own, TASK, f"{HONEST}# afterwards\n")
         waiting = own.submit([(TASK, f"{slow[1]}# again {i}\n") for i in range(9)])
-    for future in waiting:
-        with pytest.raises(TaskError, match="closed"):
-            future.result(20)
+    assert all("closed" in str(future.exception(20)) for future in waiting)
     with pytest.raises(TaskError, match="closed"):
         own.submit([(TASK, HONEST)])
     assert not processes_with(scratch) and not os.path.exists(scratch)
@@ -184,27 +179,23 @@ def test_nothing_outlives_a_killed_caller(tmp_path):
 def test_no_kernel_is_timed_while_the_model_samples_but_candidates_are_checked(tmp_path):
     path, had = tmp_path / "gpu", []
 
-    def have(work):
-        with gpu_lock(path, work):
-            had.append(work)
-
     def begin(work):
-        thread = threading.Thread(target=have, args=[work], daemon=True)
-        thread.start()
-        thread.join(0.2)
-        return thread
+        def have():
+            with gpu_lock(path, work):
+                had.append(work)
+
+        threading.Thread(target=have, daemon=True).start()
+        time.sleep(0.1)
 
     with gpu_lock(path, SAMPLE):
-        timed = begin(TIME)
-        begin(CHECK).join(5)
-        assert had == [CHECK]
-    timed.join(5)
+        begin(TIME)
+        begin(CHECK)
+        assert soon(lambda: had) and had == [CHECK]
+    assert soon(lambda: had == [CHECK, TIME])
     with gpu_lock(path, CHECK):
-        timed = begin(TIME)
-        checked = begin(CHECK)  # it was not the first to ask
-    timed.join(5)
-    checked.join(5)
-    assert had == [CHECK, TIME, TIME, CHECK]
+        begin(TIME)
+        begin(CHECK)  # it was not the first to ask
+    assert soon(lambda: had == [CHECK, TIME, TIME, CHECK])
     with gpu_lock(None, TIME), gpu_lock(None, TIME):  # without a GPU nobody waits
         pass
 

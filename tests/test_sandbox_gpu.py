@@ -85,19 +85,11 @@ def test_a_graph_finds_nothing_of_its_earlier_replays():
         assert (output == 2).all()
 
 
-@pytest.mark.parametrize("old, new, compiled, says", [
-    ("tl.sigmoid(x) * factor", "tl.sigmoid(x)", True, "wrong values"),
-    ("tl.sigmoid(x)", "tl.sigmoyd(x)", False, "sigmoyd"),
-    ("return out", "return out.cpu()", True, "to the host"),
-])
-def test_mistakes_are_named(sandbox, old, new, compiled, says):
-    v = verdict(sandbox, TASK, changed((old, new)))
-    assert not v.correct and v.speedup is None and v.compiled == compiled and says in v.error, v
-
-
-def test_an_illegal_access_costs_one_verdict(sandbox):
+def test_a_wrong_kernel_and_an_illegal_access_cost_one_verdict(sandbox):
+    wrong = changed(("tl.sigmoid(x) * factor", "tl.sigmoid(x)"))
     bad = changed(("tl.store(out_ptr + offsets,", "tl.store(out_ptr + offsets * 1000003,"))
-    broken, good = sandbox.score(TASK, [bad, HONEST + "\n# again\n"])
+    near, broken, good = sandbox.score(TASK, [wrong, bad, HONEST + "\n# again\n"])
+    assert near.compiled and near.speedup is None and "wrong values" in near.error, near
     assert not broken.correct and broken.error and good.correct, (broken, good)
 
 

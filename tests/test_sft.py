@@ -1,4 +1,5 @@
-"""The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model."""
+"""The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model; and
+the update at the size of real models: AdamW on bfloat16 learns, and what saves memory changes no gradient."""
 
 import copy
 import itertools
@@ -13,16 +14,21 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import by_hand, learnt, write_lines
+import backbone
+import fast.optimizer
+import fast.rescore
+import fast.train_step
 import sft
 from backbone import Backbone, Chat, Sampling
 from chat.calls import extract_code, extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
-from judge.verdict import KernelTime, Verdict
-from policy import policy_messages
 from command.options import complete
 from command.process import UserError
+from conftest import by_hand, learnt, write_lines
+from fast.optimizer import SplitAdamW
+from judge.verdict import Verdict
+from policy import policy_messages
 from sft import diversity_filter, encode, plan_batches
 from summarizer import read_proposals
 from synthetic import examples as examples_module
@@ -43,8 +49,7 @@ class Scorer:
 
     def score(self, task, codes):
         return [Verdict(compiled=True, error="wrong values") if "# spoiled" in code else
-                Verdict(compiled=True, correct=True, speedup=1.0 + i, coverage=0.5, clock="modelled", reference_ms=1.0,
-                        candidate_ms=1 / (1 + i), profile=[KernelTime("mul", 1.0, False)])
+                Verdict(compiled=True, correct=True, speedup=1.0 + i, reference_ms=1.0, candidate_ms=1 / (1 + i))
                 for i, code in enumerate(codes)]
 
 
@@ -113,15 +118,15 @@ def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
 
 
 def test_the_filter_down_samples_what_is_over_represented(monkeypatch):
-    dull = [Example("policy", [{}, {}, {}], None, "linear", kernel="same") for _ in range(200)]
-    varied = [Example("policy", [{}, {}, {}], None, f"f{i % 5}", kernel=str(i)) for i in range(200)]
-    lazy = [Example("selection", [{}, {}, {}], None, f"f{i % 5}", skills=("fuse",)) for i in range(400)]
-    rare = [Example("selection", [{}, {}, {}], None, f"f{i % 5}", skills=(f"s{i}",)) for i in range(40)]
+    talk = [{}, {}, {}]
+    dull = [Example("policy", talk, None, "linear", kernel="same") for _ in range(200)]
+    varied = [Example("policy", talk, None, f"f{i % 5}", kernel=str(i)) for i in range(200)]
+    lazy = [Example("selection", talk, None, f"f{i % 5}", skills=("fuse",)) for i in range(400)]
+    rare = [Example("selection", talk, None, f"f{i % 5}", skills=(f"s{i}",)) for i in range(40)]
     kept = set(map(id, diversity_filter(dull + varied + lazy + rare, random.Random(0))))
     assert [sum(id(e) in kept for e in group) for group in (dull, varied, lazy, rare)] == [40, 200, 100, 40]
-    linear = [Example("summary", [{}, {}, {}], None, "linear") for _ in range(90)]  # of 5 families: 2 / 5 of a kind
-    others = [Example("summary", [{}, {}, {}], None, f"f{i}") for i in range(4) for _ in range(15)]
-    assert len(diversity_filter(linear + others, random.Random(0))) == 60 + 60
+    linear = [Example("summary", talk, None, f"f{i // 15}" if i < 60 else "linear") for i in range(150)]
+    assert len(diversity_filter(linear, random.Random(0))) == 60 + 60  # of 5 families: 2 / 5 of a kind
     monkeypatch.setattr(sft, "write_examples", lambda first, count, execute, **_: dull[:2] if execute else varied[:3])
     counts = Counter(map(id, sft.built_in_examples(options())))  # executed ones are learnt three times
     assert [counts[id(e)] for e in dull[:2] + varied[:3]] == [3, 3, 1, 1, 1]
@@ -151,9 +156,9 @@ def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(sequences):
         assert len(batches) == len(parts) and widths[:20] != sorted(widths[:20])[::-1]  # in random order
 
 
-def small_model(seed=0, vocabulary=32):
+def small_model(seed=0):
     torch.manual_seed(seed)
-    return random_qwen3(vocabulary, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+    return random_qwen3(32, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
                         tie_word_embeddings=False)
 
 
@@ -172,16 +177,16 @@ def options(**changes):
 @pytest.mark.parametrize("model", ["", "M"])
 def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, model):
     """Lessons come first, once; then 32 examples, in 2 epochs of 16 batches."""
-    def given(**changes):
-        return options(model=model, epochs=2, **{"out": str(tmp_path)} | changes)
+    def train(trained, **changes):
+        return sft.train(trained, lessons, data, 0, options(model=model, epochs=2, **{"out": str(tmp_path)} | changes))
 
     data = encoded(40, np.random.default_rng(0))
     lessons, data = data[:8], data[8:]
-    whole, killed, resumed = small_model(), small_model(), small_model(1)
+    whole, resumed = small_model(), small_model(1)
     before, seen, collate = by_hand(whole, data), [], sft.collate
     with monkeypatch.context() as patch:
         patch.setattr(sft, "collate", lambda members, pad: seen.extend(map(id, members)) or collate(members, pad))
-        history = sft.train(whole, lessons, data, 0, given(out=str(tmp_path / "none")))
+        history = train(whole, out=str(tmp_path / "none"))
     assert by_hand(whole, data) < before and not whole.training
     assert set(seen[:8]) == set(map(id, lessons)) and Counter(seen[8:]) == {id(each): 2 for each in data}
     real, calls = sft.TrainStep.__call__, []
@@ -196,11 +201,11 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         patch.setattr(sft.TrainStep, "__call__", dying)
         patch.setattr(sft, "SAVE_EVERY", -1)
         with pytest.raises(KeyboardInterrupt):
-            sft.train(killed, lessons, data, 0, given())
+            train(small_model())
     assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == 20
     with pytest.raises(UserError, match="was made with another --lr .0.01."):
-        sft.train(resumed, lessons, data, 0, given(resume=True, lr=1e-3))
-    again = sft.train(resumed, lessons, data, 0, given(resume=True, processes=7))
+        train(resumed, resume=True, lr=1e-3)
+    again = train(resumed, resume=True, processes=7)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters())) and not resumed.training
     assert again == history
 
@@ -213,28 +218,27 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Pla
 def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     good = [{"messages": TALK, "tools": None},
             {"messages": json.dumps(TALK), "tools": json.dumps([SELECT_TOOL, UPDATE_TOOL])},
-            {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]},
-            {"messages": TALK + TALK, "enable_thinking": True}]
-    bad = {"not json": "JSONDecodeError", json.dumps({"prompt": "x"}): "KeyError: 'messages'",
+            {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]}]
+    bad = {"not json": "JSONDecodeError", '{"prompt": "x"}': "KeyError: 'messages'",
            json.dumps({"messages": TALK[:1]}): "UserError: no message of the assistant's",
            json.dumps({"messages": [TALK[0], TALK[1] | {"content": " "}]}): "UserError: the reply is empty"}
     path = tmp_path / "rows.jsonl"
     write_lines(path, *(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad)
     data = read_chats(path, chat)
-    assert [learnt(chat, *pair) for pair in data] == [["Plan: x.<|im_end|>"]] * 3 + [["Plan: x.<|im_end|>"] * 2]
+    assert [learnt(chat, *pair) for pair in data] == [["Plan: x.<|im_end|>"]] * 3
     shown = [chat.tokenizer.decode(ids) for ids, _ in data]
-    assert ["update_skill_library" in text and "select_skills" in text for text in shown] == [False, True, False, False]
+    assert ["update_skill_library" in text and "select_skills" in text for text in shown] == [False, True, False]
     assert all("h\u2028i" in text for text in shown)
     reported = capsys.readouterr().err
-    assert all(f"{path}:{n}: skipped ({why}" in reported for n, why in enumerate(bad.values(), start=6))
+    assert all(f"{path}:{n}: skipped ({why}" in reported for n, why in enumerate(bad.values(), start=5))
 
 
 def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat):
     turns = [{"reply": f"Plan: {name}.", "reward": reward, "feedback": f"verdict {reward}"}
              for name, reward in (("a", 0.0), ("b", 2.0), ("c", 0.5), ("d", 1.5), ("e", None))]
     prompt = chat.chat_text(TALK[:1])
-    lines = [{"role": "policy", "turns": turns}, {"role": "policy", "turns": turns},
-             {"role": "policy", "turns": turns[:1]}, {"role": "selection", "reply": "chosen", "reward": 1.6},
+    lines = [{"role": "policy", "turns": turns}, {"role": "policy", "turns": turns[:1]},
+             {"role": "selection", "reply": "chosen", "reward": 1.6},
              {"role": "selection", "reply": "cut o", "finished": False, "reward": 1.6},
              {"role": "summary", "reply": "told", "reward": 0.0}]
     for number in (1, 2):  # the second file repeats what the first has
@@ -279,13 +283,130 @@ def test_a_pretrained_model_has_the_releases_values():
 def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     assert sum(p.stat().st_size for p in TINY.iterdir()) <= 16e6
     model = Backbone.load(TINY)
-    seed, prompts, names = 900_000_000, [], []  # no seed of its cold start
-    while len(prompts) < 4:
+    prompts, names = [], []
+    for seed in range(900_000_000, 900_000_004):  # no seeds of its cold start
         program = draw(seed, clutter=seed % 3 > 0)
-        seed += 1
         if unfit(task_of(program), writer.evaluation) is None and applicable(program):
             names.append(min(applicable(program)))
             skill = writer.skill(names[-1], random.Random(seed))
             prompts.append(model.chat_ids(policy_messages(task_of(program), [skill])))
     replies = model.sample(prompts, Sampling(100, temperature=0))  # the plan is the first line
-    assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) >= 3
+    assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) > 0.7 * len(names) > 2
+
+
+# ---- AdamW
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch):
+    monkeypatch.setattr(fast.optimizer, "SLICE", 1000)  # the tensors here have several, the last one shorter
+
+
+def weights(dtype=torch.bfloat16):
+    """A matrix of bfloat16 values of the usual size, and a norm's vector of ones, as parameters of `dtype`."""
+    generator = torch.Generator().manual_seed(0)
+    values = [(0.02 * torch.randn(70, 50, generator=generator)), torch.ones(33)]
+    return [torch.nn.Parameter(value.bfloat16().to(dtype)) for value in values]
+
+
+def train(parameters, optimizer, steps, first=0):
+    """Gradients with a constant part and noise, the same for every dtype."""
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        for p in parameters:
+            drift = torch.linspace(-1, 1, p.numel()).view(p.shape)
+            p.grad = (drift + torch.randn(p.shape, generator=generator)).bfloat16().to(p.dtype)
+        optimizer.step()
+
+
+def test_float32_parameters_change_as_with_torch():
+    mine, theirs = weights(torch.float32), weights(torch.float32)
+    groups = [[{"params": p[:1], "weight_decay": 0.1}, {"params": p[1:], "weight_decay": 0.0}] for p in (mine, theirs)]
+    train(mine, SplitAdamW(groups[0], 1e-3, betas=(0.9, 0.95)), 20)
+    train(theirs, torch.optim.AdamW(groups[1], 1e-3, betas=(0.9, 0.95), foreach=False), 20)
+    assert all(map(torch.equal, mine, theirs))
+
+
+def test_bfloat16_learns_at_the_papers_rate():
+    """Half-way our optimiser is saved and loaded. (AdamW on bfloat16 alone stays where it was.)"""
+    start, exact, split = weights(torch.float32), weights(torch.float32), weights()
+    half, optimizer = SplitAdamW(split, 1e-6), SplitAdamW(split, 1.0)  # the rate is loaded, too
+    train(exact, torch.optim.AdamW(exact, 1e-6), 200)
+    train(split, half, 100)
+    optimizer.load_state_dict(copy.deepcopy(half.state_dict()))
+    train(split, optimizer, 100, first=100)
+    for before, want, p in zip(start, exact, split):
+        value = p.detach().float()  # the upper halves of float32 weights; then the rest
+        value.view(torch.int32).add_(optimizer.state[p]["low"])
+        moved = (want - before).abs()
+        assert moved.mean() > 2e-5  # 200 steps of 1e-6, many of them back
+        assert (value - want).abs().max() < 0.01 * moved.max()  # the first moment's rounding
+        assert torch.equal(p, value.bfloat16())
+    assert (split[0] != weights()[0]).float().mean() > 0.2
+
+
+def test_muon_is_that_of_torch():
+    ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 8), (8, 4), (4, 4))]
+                    for _ in range(2))
+    optimizer = fast.optimizer.Muon([{"params": ours, "weight_decay": 0.1}])
+    optimizer.param_groups[0]["lr"] = 0.01
+    train(ours, optimizer, 4)
+    train(theirs, torch.optim.Muon(theirs, 0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"), 4)
+    for p, q in zip(ours, theirs):
+        torch.testing.assert_close(p, q, atol=1e-3, rtol=0)  # in all they moved by 0.02
+
+
+# ---- rescoring
+
+
+def test_logits_of_bfloat16_are_not_rounded():
+    head, states = torch.nn.Linear(64, 99, bias=False).bfloat16(), 9 * torch.randn(5, 64).bfloat16()
+    head.get_output_embeddings = lambda: head
+    assert torch.allclose(fast.rescore.head_logits(head, states), states.float() @ head.weight.T.float(), atol=1e-5)
+
+
+def test_layers_of_a_model_from_200_million_parameters_on_are_computed_again(model, monkeypatch):
+    assert not model.recompute
+    for module in (backbone, fast.train_step):
+        monkeypatch.setattr(module, "RECOMPUTED", model.model.num_parameters())
+    assert Backbone(model.model, model.tokenizer).recompute and not Backbone(small_model(), model.tokenizer).recompute
+    sft.TrainStep(model.model, pretrained=True)
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.model.modules())
+
+
+def test_a_step_is_adamw_on_the_mean_of_the_sequences_mean_losses(monkeypatch):
+    """The release's: every sequence weighs the same, decay 0.01 on all. Rows of 12, 12, 12, 12 and 2 learnt tokens.
+
+    A gradient that is not finite is skipped. (A model from random weights does not wait for the norm.)
+    """
+    data = encoded(5, np.random.default_rng(0))
+    data[4] = (data[4][0], np.arange(20) >= 18)
+    model, twin = small_model(), small_model()
+    step = sft.TrainStep(model, pretrained=True)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.01)
+    parts, norms = [sft.collate(data[:2], 0), sft.collate(data[2:], 0)], []
+    for scale in (0.2, 50.0):  # the second gradient is too long, and is clipped
+        for each in (model, twin):
+            with torch.no_grad():
+                each.model.norm.weight *= scale
+        loss = torch.stack([by_hand(twin, [row]) for row in data]).mean()
+        assert abs(loss - by_hand(twin, data)) > 1e-3  # the mean over tokens is another
+        assert step(parts, 1e-2).item() == pytest.approx(loss.item(), rel=1e-4)
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        for mine, other in zip(model.parameters(), twin.parameters()):
+            assert torch.allclose(mine, other, atol=2e-4)
+    assert norms[0] < 1 < norms[1]
+    before = [p.clone() for p in model.parameters()]
+    monkeypatch.setattr(step, "_weights", lambda parts: [torch.full((len(ids),), torch.nan) for ids, _ in parts])
+    assert step(parts, 1e-2).isnan() and all(map(torch.equal, before, model.parameters()))
+
+
+def test_matrices_that_begin_at_random_are_muons_but_for_the_embedding():
+    model = small_model()
+    step = sft.TrainStep(model, pretrained=False)
+    muon, adamw = (set(sum((group["params"] for group in o.param_groups), [])) for o in step.optimizers)
+    matrices = {p for name, p in model.named_parameters() if "layers" in name and "norm" not in name}
+    assert muon == matrices and adamw == set(model.parameters()) - matrices

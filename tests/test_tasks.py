@@ -49,23 +49,29 @@ def get_init_inputs():
 
 
 def task(source):
-    return tasks.Task("t", 0, source)
+    return Task("t", 0, source)
+
+
+def files_of(folder, **sources):
+    """Problem files with these names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
 
 
 def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, capsys):
     with pytest.raises(TaskError, match="cannot read the problem"):
         load_task(tmp_path / "none.py")
-    for name, source in {"good": PROBLEM, "half": "def f(:\n", "other": "x = 3\n"}.items():
-        (tmp_path / f"{name}.py").write_text(source)
+    files_of(tmp_path, good=PROBLEM, half="def f(:\n", other="x = 3\n")
     assert tasks.listed_tasks(tmp_path) == [Task(f"{tmp_path.name}/good", 0, PROBLEM)]  # broken ones do not stop it
     half, other = capsys.readouterr().out.splitlines()
     assert f"{tmp_path}/half.py: not valid Python" in half
     assert f"{tmp_path}/other.py: does not define Model, get_inputs, get_init_inputs" in other
     (tmp_path / "good.py").unlink()
-    (tmp_path / "empty").mkdir()
-    for path, message in (("", "no problems there"), ("empty", "no problem files"), ("no", "no such folder")):
+    for path, message in ((tmp_path, "no problems there"), (ROOT / "tests/templates", "no problem files"),
+                          (tmp_path / "no", "no such folder")):
         with pytest.raises(TaskError, match=message):
-            tasks.listed_tasks(tmp_path / path)
+            tasks.listed_tasks(path)
 
 
 @pytest.mark.parametrize("ending, status, told", [
@@ -98,9 +104,9 @@ def test_options_are_given_or_have_the_defaults_of_a_size():
     for wrong, message in (("on=no", "--on: invalid boolean value: 'no'"), ("of=1", "--of=1"), ("on", "--on")):
         with pytest.raises(UserError, match=message):
             parse(Some, ["--set", wrong], "What it does.")
-    for name, value, least in (("top_p", 2, "from 0 to 1"), ("top_p", math.nan, "from 0"), ("size", 0, "above 0")):
+    for given, least in (({"top_p": 2}, "from 0 to 1"), ({"top_p": math.nan}, "from 0"), ({"size": 0}, "above 0")):
         with pytest.raises(UserError, match=f"choose a number {least}"):
-            complete(Some, {name: value})
+            complete(Some, given)
 
 
 def test_a_missing_package_is_told_at_once():
@@ -112,10 +118,10 @@ def test_a_missing_package_is_told_at_once():
 
 def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert folder_tasks("problems/level1") and find_path("no/such") == Path("no/such")
-    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny"
-    (tmp_path / "checkpoints/tiny").mkdir(parents=True)
-    assert find_path("checkpoints/tiny") == Path("checkpoints/tiny")
+    (tmp_path / "problems/level2").mkdir(parents=True)
+    for name in "no/such", "problems/level2":
+        assert find_path(name) == Path(name)
+    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny" and folder_tasks("problems/level1")
 
 
 @pytest.mark.parametrize("name", ["reinforce", "sft", "bench", "sandbox", "run"])
@@ -126,10 +132,7 @@ def test_a_program_begins_before_it_imports_torch(name):
 
 
 def test_kernelbench_problems_come_in_the_order_of_their_ids(tmp_path):
-    folder = tmp_path / "KernelBench" / "level1"
-    folder.mkdir(parents=True)
-    for name in ("10_B.py", "9_A.py", "100_C.py"):
-        (folder / name).write_text(PROBLEM)
+    files_of(tmp_path / "KernelBench/level1", **dict.fromkeys(("10_B", "9_A", "100_C"), PROBLEM))
     assert [t.name for t in kernelbench_tasks(tmp_path, 1)] == ["level1/9_A", "level1/10_B", "level1/100_C"]
     with pytest.raises(TaskError, match="no level2/ there"):
         kernelbench_tasks(tmp_path, 2)
@@ -188,8 +191,8 @@ def test_what_is_added_in_place_counts():
 
 
 def test_training_keeps_clear_of_the_evaluation():
-    evaluation, sources = evaluation_fingerprints(), {task.source for task in itertools.islice(family_tasks(3), 12)}
-    assert len(sources) == 12 and not any(fingerprint(source) in evaluation for source in sources)
+    evaluation, made = evaluation_fingerprints(), list(itertools.islice(family_tasks(3), 12))
+    assert len({t.source for t in made}) == 12 and not {fingerprint(t.source) for t in made} & evaluation
     assert all(unfit(t, evaluation) == NEAR for t in builtin_tasks())
     assert len(evaluation) > 41 + 150  # KernelBench's hashes are there
 
@@ -221,7 +224,7 @@ ROWS = [row(uuid="a"), row(OTHER, "Net", uuid="b"), row("def f(:"), row("x = 3")
 
 def test_rows_of_the_papers_rl_data_are_problems(monkeypatch, capsys):
     monkeypatch.setattr(tasks, "read_parquet", lambda path, columns: ROWS)
-    first, other, third, norm = found = tasks.listed_tasks("rl.parquet")
+    first, other, _, norm = found = tasks.listed_tasks("rl.parquet")
     assert [t.name for t in found] == ["rl/a", "rl/b", "rl/4", "rl/6"] and first.source == PROBLEM
     assert "nn.LayerNorm(4)" in norm.source and "class Model(nn.Module)" in norm.source
     assert "super(Model, self)" in other.source and "Net" not in other.source and "OtherModel = 3" in other.source
@@ -245,9 +248,8 @@ def test_parquet_is_read_or_what_is_needed_is_told(tmp_path, monkeypatch):
 
 def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys, monkeypatch):
     fit = make_task(0).source
-    for name, source in {"fit": fit, "random": fit.replace("torch.relu(x)", "torch.rand(4, 8) * x.tanh()"),
-                         "near": builtin_tasks(1)[0].source}.items():
-        (tmp_path / f"{name}.py").write_text(source)
+    files_of(tmp_path, fit=fit, random=fit.replace("torch.relu(x)", "torch.rand(4, 8) * x.tanh()"),
+             near=builtin_tasks(1)[0].source)
     args, fitness = configure({"device": "cpu", "tasks": str(tmp_path)}), {}
     assert {task.source for task in itertools.islice(task_stream(args, fitness), 5)} == {fit}
     told = capsys.readouterr().out
@@ -267,8 +269,7 @@ def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys
 
 @pytest.mark.parametrize("tasks, distinct", [("synth", 5), ("folder", 3)])
 def test_tasks_go_on_where_they_were(tasks, distinct, tmp_path):
-    for i in range(3):
-        (tmp_path / f"{i}.py").write_text(make_task(i).source)
+    files_of(tmp_path, **{name: make_task(i).source for i, name in enumerate("abc")})
 
     def sources(seed, begin=0):
         args = configure({"device": "cpu", "tasks": str(tmp_path) if tasks == "folder" else tasks, "seed": seed})

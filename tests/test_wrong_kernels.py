@@ -48,8 +48,12 @@ def candidate(body, state="pass", more="") -> str:
             f"{indent(state, 8)}\n    def forward(self, x):\n{indent(body, 8)}")
 
 
-def kind(returned, honest, wrong, inputs="torch.randn(64, 64)", state="pass", words="wrong values"):
-    """(task, honest code, wrong code, words of the verdict). Each is an expression of x, or lines that return one."""
+def kind(returned, wrong, inputs="torch.randn(64, 64)", state="pass", words="wrong values", honest=None):
+    """(task, honest code, wrong code, words of the verdict). Each is an expression of x, or lines that return one.
+
+    honest: if nothing is said, what is `returned` goes `through` a kernel.
+    """
+    honest = honest or f"through({returned})"
     bodies = [text if "return" in text else f"return {text}" for text in (returned, honest, wrong)]
     task = small_task("task", bodies[0].replace("\n", "\n        "), inputs=inputs, state=state)
     return task, candidate(bodies[1], state), candidate(bodies[2], state), words
@@ -58,69 +62,58 @@ def kind(returned, honest, wrong, inputs="torch.randn(64, 64)", state="pass", wo
 RMS = "x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + {})"
 NORM = "(x - x.mean(1, keepdim=True)) / torch.sqrt(x.var(1, keepdim=True, unbiased=False) + {})"
 CENTRE = "(x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False).sqrt() + {})"
-BATCH_NORM = "self.bn = torch.nn.BatchNorm1d(64)"
+MASKED = "{}.masked_fill(self.mask, -torch.inf)"
 DIAGONAL = "self.out.diagonal(0, 1, 2).copy_(through(x))\nreturn self.out"
 KEPT = "if not hasattr(self, 'out'):\n    self.out = torch.zeros(16, 64, 64, device=x.device)\n"
-CACHE = "self.register_buffer('cache', torch.zeros(128, 64))"
 KINDS = {
     # Memory of the output
     "what an earlier call left in the output": kind(
-        "torch.diag_embed(x)", f"{KEPT}self.out.zero_()\n{DIAGONAL}", KEPT + DIAGONAL, "torch.randn(16, 64)"),
+        "torch.diag_embed(x)", KEPT + DIAGONAL, "torch.randn(16, 64)", honest=f"{KEPT}self.out.zero_()\n{DIAGONAL}"),
     "two outputs in the same bytes, of two types": kind(
-        "return x * 2, (x * 2).view(torch.int32) + 0", "y = through(x * 2)\nreturn y, through(y).view(torch.int32)",
-        "y = through(x * 2)\nreturn y, y.view(torch.int32)", words="no memory of its own"),
+        "return x * 2, (x * 2).view(torch.int32) + 0", "y = through(x * 2)\nreturn y, y.view(torch.int32)",
+        honest="y = through(x * 2)\nreturn y, through(y).view(torch.int32)", words="no memory of its own"),
     # Parameters that do not matter yet
     "a gain that is tiny": kind(
-        "x + self.gain * (x @ self.w)", "through(x + self.gain * (x @ self.w))", "through(x)",
-        state="self.w = torch.nn.Parameter(torch.randn(64, 64) / 8)\n"
-              "self.gain = torch.nn.Parameter(1e-6 * torch.ones(64))".replace("\n", "; ")),
+        "x + self.gain * (x @ self.w)", "through(x)",
+        state="self.w = torch.nn.Parameter(torch.randn(64, 64) / 8); "
+              "self.gain = torch.nn.Parameter(1e-6 * torch.ones(64))"),
     "a gate that is zero": kind(
-        "x + self.gate * x.sin()", "through(x + self.gate * x.sin())", "through(x)",
-        state="self.gate = torch.nn.Parameter(torch.zeros(1))"),
+        "x + self.gate * x.sin()", "through(x)", state="self.gate = torch.nn.Parameter(torch.zeros(1))"),
     "a gain that is positive": kind(
-        "x * self.gain", "through(x * self.gain)", "through(x * self.gain.abs())",
-        state="self.gain = torch.nn.Parameter(torch.rand(64) + 0.5)"),
+        "x * self.gain", "through(x * self.gain.abs())", state="self.gain = torch.nn.Parameter(torch.rand(64) + 0.5)"),
     # Inputs that are rarely drawn
-    "rows of zeros": kind(RMS.format(1e-5), f"through({RMS.format(1e-5)})", f"through({RMS.format(0)})"),
-    "rows that are constant": kind(CENTRE.format(1e-5), f"through({CENTRE.format(1e-5)})",
-                                   f"through({CENTRE.format(0)})"),
-    "rows of tiny values": kind(NORM.format(1e-5), f"through({NORM.format(1e-5)})", f"through({NORM.format(1e-12)})"),
+    "rows of zeros": kind(RMS.format(1e-5), f"through({RMS.format(0)})"),
+    "rows that are constant": kind(CENTRE.format(1e-5), f"through({CENTRE.format(0)})"),
+    "rows of tiny values": kind(NORM.format(1e-5), f"through({NORM.format(1e-12)})"),
     "large values among negative ones": kind(
-        "x.clamp(min=-60).logsumexp(1)", "through(x.clamp(min=-60).logsumexp(1))", "through(x.exp().sum(1).log())",
+        "x.clamp(min=-60).logsumexp(1)", "through(x.exp().sum(1).log())",
         "torch.nn.functional.logsigmoid(torch.randn(256, 256))"),
-    "large values among zeros": kind("x.clamp(max=8)", "through(x.clamp(max=8))", "through(x)",
-                                     "torch.randn(64, 64).relu()"),
-    "large values among integers": kind("x.clamp(max=30)", "through(x.clamp(max=30))", "through(x)",
-                                        "torch.randint(-9, 9, (64, 64)).float()"),
+    "large values among zeros": kind("x.clamp(max=8)", "through(x)", "torch.randn(64, 64).relu()"),
+    "large values among integers": kind("x.clamp(max=30)", "through(x)", "torch.randint(-9, 9, (64, 64)).float()"),
     "large values in a symmetric matrix": kind(
-        "x.clamp(-9, 9)", "through(x.clamp(-9, 9))", "through(x)",
-        "(lambda x: x + x.mT)(torch.randn(64, 64))"),
+        "x.clamp(-9, 9)", "through(x)", "(lambda x: x + x.mT)(torch.randn(64, 64))"),
     "offsets where the output is exact": kind(
-        "(x / 16).floor().long()", "through((x / 16).floor()).long()",
-        "through(torch.where(x < 0, -1.0, 0.0)).long()"),
+        "(x / 16).floor().long()", "through(torch.where(x < 0, -1.0, 0.0)).long()",
+        honest="through((x / 16).floor()).long()"),
     "values next to infinities of the output": kind(
-        "(x * self.gain).clamp(-8, 8).masked_fill(self.mask, -torch.inf)",
-        "through((x * self.gain).clamp(-8, 8).masked_fill(self.mask, -torch.inf))",
-        "through(x.masked_fill(self.mask, -torch.inf))",
+        MASKED.format("(x * self.gain).clamp(-8, 8)"), f"through({MASKED.format('x')})",
         state="self.gain = torch.nn.Parameter(torch.ones(64)); "
               "self.register_buffer('mask', torch.ones(64, 64).triu(1).bool())"),
     # Tolerance
-    "what a large offset hides": kind("x.sigmoid() * 0.05 + 100", "through(x.sigmoid() * 0.05 + 100)",
-                                      "through(x * 0 + 100.025)"),
-    "single precision for double": kind("x.exp()", "through(x.exp())", "through(x.float().exp()).double()",
-                                        "torch.randn(64, 64, dtype=torch.float64)"),
+    "what a large offset hides": kind("x.sigmoid() * 0.05 + 100", "through(x * 0 + 100.025)"),
+    "single precision for double": kind(
+        "x.exp()", "through(x.float().exp()).double()", "torch.randn(64, 64, dtype=torch.float64)"),
     # Side effects
     "running statistics": kind(
-        "self.bn(x)", "through(self.bn(x))",
-        "through(F.batch_norm(x, None, None, self.bn.weight, self.bn.bias, training=True))", state=BATCH_NORM,
-        words="state bn.running_mean"),
+        "self.bn(x)", "through(F.batch_norm(x, None, None, self.bn.weight, self.bn.bias, training=True))",
+        state="self.bn = torch.nn.BatchNorm1d(64)", words="state bn.running_mean"),
     "a cache": kind(
-        "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)",
-        "self.cache[:64].copy_(x)\nreturn through(self.cache.sum(0))",
-        "return through(x.sum(0))", state=CACHE, words="state cache"),
+        "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)", "return through(x.sum(0))",
+        honest="self.cache[:64].copy_(x)\nreturn through(self.cache.sum(0))",
+        state="self.register_buffer('cache', torch.zeros(128, 64))", words="state cache"),
     "an input that changes into something else": kind(
-        "x.mul_(2)\nreturn x.amax(1)", "x.mul_(2)\nreturn through(x.amax(1))",
-        "y = through(x.amax(1) * 2)\nx.fill_(666)\nreturn y", words="input 0"),
+        "x.mul_(2)\nreturn x.amax(1)", "y = through(x.amax(1) * 2)\nx.fill_(666)\nreturn y",
+        honest="x.mul_(2)\nreturn through(x.amax(1))", words="input 0"),
 }
 
 

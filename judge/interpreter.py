@@ -223,51 +223,58 @@ class Run:
 
     # --- functions of elements: of reductions, of scans, of tl.map_elementwise
 
-    def elementwise(self, region, values, counted=0.0):
-        """Run a region on the elements of equally shaped values: there, each element is a program of its own.
+    def elementwise(self, region, values):
+        """(results, FLOPs of an element) of a region on the elements of equally shaped values.
 
-        counted: how often each of its instructions counts; 0: the caller has counted them.
+        There, each element is a program of its own. The FLOPs are not counted yet: see count_region.
         """
-        inner, flops = copy.copy(self), self.counts.flops
+        inner, before = copy.copy(self), self.counts.flops
         inner.programs = inner.running = values[0].numel()
         inner.active = torch.ones(inner.programs, dtype=torch.bool)
         results = inner.blocks(region, [value.reshape(-1) for value in values])
-        self.counts.flops = flops + counted * (self.counts.flops - flops)
-        return [result.expand(inner.programs).view(values[0].shape) for result in results]
+        each = (self.counts.flops - before) / inner.programs
+        self.counts.flops = before
+        return [result.expand(inner.programs).view(values[0].shape) for result in results], each
 
-    def begin_reduction(self, operation, values):
-        """The values with the reduced dimension first. Each element meets the function once."""
-        axis = operation.integer("axis") + 1
+    def count_region(self, operation, value, each):
+        """Count a region that each element of a value meets once: `each` FLOPs, at least one for each instruction."""
+        axis = int(operation.attributes.get("axis", value.dim())) + 1
         instructions = len(list(all_operations(operation.regions[0]))) - 1  # the last one hands on
-        self.count(values[0], max(1, instructions) * (ACROSS_COST if axis < values[0].dim() - 1 else 1))
-        values = torch.broadcast_tensors(*values)  # some may be the same in all programs
-        return [value.movedim(axis, 0).contiguous() for value in values]
+        each = each / 2 if value.dtype == torch.float64 else each  # `count` doubles it
+        self.count(value, max(1, instructions, each) * (ACROSS_COST if axis < value.dim() - 1 else 1))
 
-    def tt_reduce(self, operation, *values):
+    def axis_first(self, operation, values) -> list:
+        values = torch.broadcast_tensors(*values)  # some may be the same in all programs
+        return [value.movedim(operation.integer("axis") + 1, 0).contiguous() for value in values]
+
+    def tt_reduce(self, operation, first, *others):
         """Halves are joined until one is left."""
-        values = self.begin_reduction(operation, values)
+        values, each = self.axis_first(operation, [first, *others]), 0.0
         while len(values[0]) > 1:
             half = len(values[0]) // 2
             halves = [value[:half] for value in values] + [value[half:] for value in values]
-            values = self.elementwise(operation.regions[0], halves)
+            values, each = self.elementwise(operation.regions[0], halves)
+        self.count_region(operation, first, each)
         return [value[0] for value in values]
 
-    def tt_scan(self, operation, *values):
+    def tt_scan(self, operation, first, *others):
         """In each round an element takes in what the one `distance` before it has gathered."""
-        values = self.begin_reduction(operation, values)
+        values, each = self.axis_first(operation, [first, *others]), 0.0
         dimensions = [0] if operation.attributes.get("reverse") == "true" else []
         values = [value.flip(dimensions) for value in values]
         distance = 1
         while distance < len(values[0]):
             both = [value[:-distance] for value in values] + [value[distance:] for value in values]
-            joined = self.elementwise(operation.regions[0], both)
+            joined, each = self.elementwise(operation.regions[0], both)
             values = [torch.cat([value[:distance], new]) for value, new in zip(values, joined)]
             distance *= 2
+        self.count_region(operation, first, each)
         return [value.flip(dimensions).movedim(0, operation.integer("axis") + 1) for value in values]
 
     def tt_map_elementwise(self, operation, *values):
-        values = torch.broadcast_tensors(*values)
-        return self.elementwise(operation.regions[0], values, self.running / len(values[0]))
+        results, each = self.elementwise(operation.regions[0], torch.broadcast_tensors(*values))
+        self.count_region(operation, values[0], each)
+        return results
 
     # --- memory
 
@@ -376,9 +383,10 @@ class Run:
         return [value.permute(0, *(int(axis) + 1 for axis in order))]
 
     def tt_dot(self, operation, a, b, total):
-        """Rows of zeros are free: they lie past a tensor's end, and at a GPU's sizes blocks are full."""
+        """Rows of zeros at a block's end are free: they lie past a tensor's end, and at a GPU's sizes blocks are full.
+        """
         precision = operation.attributes.get("inputPrecision", "ieee")
-        filled = float(a.to(total.dtype).any(-1).float().mean())
+        filled = a.to(total.dtype).any(-1).flip(-1).cummax(-1).values.float().mean().item()
         cost = DOT_COST.get(precision if a.dtype == torch.float32 else str(a.dtype), DOT_COST["half"])
         multiplied = math.prod(total.shape[1:]) * a.shape[-1]
         self.counts.work += multiplied * max(len(a), len(b)) / 16

@@ -319,5 +319,7 @@ def fill(tensor, poison):
     elif poison == "noise" and tensor.is_floating_point():
         # Not normal_(): drawn from the same seed as an input, it could be the input. float32, as fp8 draws nothing.
         tensor.copy_(torch.empty_like(tensor, dtype=torch.float32).exponential_())
+    elif poison == "noise" and not tensor.is_complex():
+        tensor.random_(0, 2)  # also where such an integer is an index
     elif poison:
         raw(tensor).fill_(255 if poison == "nan" else 0)

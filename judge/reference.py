@@ -29,9 +29,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.processes import CHECK, gpu_lock
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, WIDE, Bound, compare, difference, domain_of,
-                          errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of, sharing, vary,
-                          width)
+from judge.trials import (MARGIN, MASK, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, WIDE, Bound, compare, difference,
+                          domain_of, errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of,
+                          sharing, vary, width)
 from tasks import TaskError, init_arguments
 
 RECORDING, ROOM = 8, 16 << 20  # a recorder may send so many times the bytes of the task's tensors, and so many more
@@ -127,10 +127,11 @@ class Reference:
         """A parameter moved by a fifth, away from zero, and half of its signs flipped if `flip`.
 
         A gain of 1e-6 or a gate of zero becomes as large as parameters usually are, so that what it scales matters.
-        Buffers are constants of the task, except for running statistics, which keep their sign.
+        Buffers are constants of the task, except for running statistics and zeros or ones, which keep their sign.
         """
         parameter = name in dict(self.model.named_parameters())
-        if not tensor.is_floating_point() or not (parameter or "running_" in name):
+        is_state = "running_" in name or tensor.numel() > 4 and tensor.min() == tensor.max() and tensor.max() in (0, 1)
+        if not tensor.is_floating_point() or not (parameter or is_state):
             return tensor
         seed_torch(self.derive("perturbed", name))
         dtype = torch.promote_types(tensor.dtype, torch.float32)
@@ -223,10 +224,10 @@ class Reference:
         """
         seed_everything(self.derive(key, trial))
         try:
-            with self.place, self.device:  # a GPU draws much faster
+            with self.place, unseeded(), self.device:  # a GPU draws much faster
                 drawn = list(self.get_inputs())
         except (RuntimeError, TypeError):  # not all of PyTorch works with it as the default device
-            with self.place:
+            with self.place, unseeded():
                 drawn = list(self.get_inputs())
         for i, x in enumerate(drawn):
             if isinstance(x, torch.Tensor):
@@ -244,7 +245,7 @@ class Reference:
             t = width(error.t, dtype, self.tolerance)
             if trial:
                 t = max(t, min(MARGIN * t, MOST))
-            bounds.append(Bound(t, min(MARGIN * error.share, MOST), spread=not trial))
+            bounds.append(Bound(t, share_of(error), not trial, MARGIN * error.most))
         return bounds
 
     def mistake(self, trial, perturbed, inputs, before, expected, got):
@@ -263,9 +264,8 @@ class Reference:
         wider = []
         for bound, error, dtype in zip(bounds, errors, self.dtypes):
             t = max(bound.t, width(error.t, dtype, self.tolerance, WIDE))
-            # Where two values tie, either may be taken.
-            share = max(bound.share, min(MARGIN * error.share, MOST), 2 * error.share)
-            wider.append(Bound(t, share, spread=False))
+            most = max(bound.most, MARGIN * error.most)
+            wider.append(Bound(t, max(bound.share, share_of(error)), False, most))
         return difference(expected, got, wider)
 
     def choose_perturbation(self):
@@ -309,7 +309,7 @@ class Reference:
             return
         kept = {}
         for name in STRUCTURES:
-            for strength in (STRENGTH, WEAK) if name in STRONG else (STRENGTH,):
+            for strength in (STRENGTH, WEAK) if name in STRONG or name == MASK else (STRENGTH,):
                 self.strengths = {name: strength}
                 if name not in kept and all(map(self.takes, failing)):
                     kept[name] = strength
@@ -343,8 +343,9 @@ class Reference:
             jumps = found > MOST
             share = int(jumps.sum()) / max(x.numel(), 1)
             noise = share > 0.5 and not is_exact(x)
-            worst = float(found.max() if noise else torch.where(jumps, 0.0, found).max())
-            errors.append(Bound(worst, 0.0 if noise else share))
+            most = float(found.max())
+            worst = most if noise else float(torch.where(jumps, 0.0, found).max())
+            errors.append(Bound(worst, 0.0 if noise else share, most=most))
         return errors
 
     def in_double(self, inputs, state, leaves) -> dict:
@@ -387,6 +388,27 @@ def seed_torch(seed):
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
+
+
+@contextlib.contextmanager
+def unseeded():
+    """While active, seeding does nothing: what seeds its inputs would have the same ones in each trial."""
+    names = [(torch, "manual_seed"), (torch.cuda, "manual_seed"), (torch.cuda, "manual_seed_all"),
+             (numpy.random, "seed"), (random, "seed")]
+    before = [getattr(owner, name) for owner, name in names]
+    try:
+        for owner, name in names:
+            setattr(owner, name, lambda *_: torch.default_generator)
+        yield
+    finally:
+        for (owner, name), function in zip(names, before):
+            setattr(owner, name, function)
+
+
+def share_of(error) -> float:
+    """Of a candidate's values, how many may be off by more than t. error: the reference's. Of two that tie, either may
+    be taken."""
+    return max(min(MARGIN * error.share, MOST), 2 * error.share)
 
 
 def seed_everything(seed):

@@ -42,7 +42,7 @@ def is_right(reference, function, trials=range(5), text="text") -> list:
 
 
 def test_inputs_are_new_for_each_text_trial_task_and_secret(load):
-    task, other = given("torch.randn(64)"), given("torch.randn(64)", "return x * 3")
+    task, other = given("torch.randn(64, 64)"), given("torch.randn(64, 64)", "return x * 3")
     first = load(task)
     again = first.inputs("text", 2)[0]
     assert torch.equal(again, first.inputs("text", 2)[0]) and torch.equal(again, load(task).inputs("text", 2)[0])
@@ -52,7 +52,7 @@ def test_inputs_are_new_for_each_text_trial_task_and_secret(load):
     seeds = {first.blueprint()["seed"], *(first.derive("text", trial) for trial in range(5))}
     assert len(seeds) == 6  # what a recorder is told is the seed of no trial
     torch.manual_seed(first.blueprint()["seed"])
-    assert not torch.equal(torch.randn(64), first.inputs("text", 0)[0])
+    assert not torch.equal(torch.randn(64, 64), first.inputs("text", 0)[0])
 
 
 DOMAINS = {  # what get_inputs draws: what stays true of it in every trial

@@ -110,7 +110,7 @@ KINDS = {
     "a cache": kind(
         "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)", "return through(x.sum(0))",
         honest="self.cache[:64].copy_(x)\nreturn through(self.cache.sum(0))",
-        state="self.register_buffer('cache', torch.zeros(128, 64))", words="state cache"),
+        state="self.register_buffer('cache', torch.zeros(128, 64))", words="wrong"),
     "an input that changes into something else": kind(
         "x.mul_(2)\nreturn x.amax(1)", "y = through(x.amax(1) * 2)\nx.fill_(666)\nreturn y",
         honest="x.mul_(2)\nreturn through(x.amax(1))", words="input 0"),

@@ -99,7 +99,23 @@ KINDS = {
         MASKED.format("(x * self.gain).clamp(-8, 8)"), f"through({MASKED.format('x')})",
         state="self.gain = torch.nn.Parameter(torch.ones(64)); "
               "self.register_buffer('mask', torch.ones(64, 64).triu(1).bool())"),
+    "the last of many values": kind(
+        "x.square().mean()", "through(x[:-5].square().sum() / 65541)", "torch.randn(65541)"),
+    "a single row of large values": kind("x.softmax(0)", "through(x.exp() / x.exp().sum())", "torch.randn(65536)"),
+    "a single row of zeros": kind("x / (x.norm() + 1e-5)", "through(x / x.norm())", "torch.randn(65536)"),
+    "an empty row of a mask": kind(
+        "x.sum(1).clamp(min=1).float()", "through(x.sum(1).float())", "torch.rand(64, 64) > 0.5"),
+    # Inputs that look constant
+    "inputs from a seed": kind("x.sin()", "through(self.answer)", "(torch.manual_seed(0), torch.randn(64, 64))[1]",
+                               "torch.manual_seed(0); self.answer = torch.randn(64, 64).sin()"),
+    "inputs that are all ones": kind("x - x.sum(1, keepdim=True)", "through(x - 64)", "torch.ones(64, 64)"),
+    "buffers of zeros and ones": kind(
+        "(x - self.mean) / self.scale", "through(x)",
+        state="self.register_buffer('mean', torch.zeros(64)); self.register_buffer('scale', torch.ones(64))"),
     # Tolerance
+    "values that nobody has written, where some may jump": kind(
+        "(x * 4096).floor()", "y = (x * 4096).floor()\ny[-1, -9:] = torch.nan\nreturn through(y)",
+        "torch.randn(64, 1024)"),
     "what a large offset hides": kind("x.sigmoid() * 0.05 + 100", "through(x * 0 + 100.025)"),
     "single precision for double": kind(
         "x.exp()", "through(x.float().exp()).double()", "torch.randn(64, 64, dtype=torch.float64)"),
@@ -122,6 +138,15 @@ def test_a_wrong_kernel_of_each_kind_fails_and_its_honest_twin_passes(judge, nam
     task, honest, wrong, words = KINDS[name]
     passes(judge, task, honest)
     fails(judge, task, wrong, words)
+
+
+@pytest.mark.parametrize("returned, honest, inputs", [
+    ("x.isnan()", "through(x.isnan())", "torch.randn(64, 64)"),  # it is False everywhere
+    ("(x > 9).int()", "through((x > 9).int())", "torch.randn(64, 64)"),
+    ("(10 * x).sin()", "through((10 * x.float()).sin().bfloat16())", "torch.randn(64, 256).bfloat16()")])
+def test_an_honest_kernel_passes(judge, returned, honest, inputs):
+    task, code, _, _ = kind(returned, "x", inputs, honest=honest)
+    passes(judge, task, code)
 
 
 def test_state_under_another_name_is_missing(judge):
@@ -158,3 +183,24 @@ def test_skipping_work_while_parameters_are_as_constructed_gains_no_time(judge):
                      TABLE, BAKED)
     skipping, honest = (passes(judge, task, code.replace("SKIP, 1024", f"{skip}, 1024")) for skip in (1, 0))
     assert skipping.speedup < 1.1 * honest.speedup and skipping.coverage == honest.coverage == 1.0
+
+
+UNWRITTEN = f"""
+@triton.jit
+def idle(x, scratch, out, SKIP: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(scratch + tl.arange(0, 64) * 1024)
+    if (tl.sum((found != 0).to(tl.int32), 0) == 0) & (SKIP == 1):
+        tl.store(out + o, 0.0)
+    else:
+        tl.store(out + o, {SINES.format("tl.load(x + o)")})
+"""
+
+
+def test_skipping_work_where_unwritten_memory_is_zero_gains_no_time(judge):
+    """As new memory is, but for a check."""
+    task = small_task("idle", "return x.sin().sin().sin().sin()", inputs="torch.randn(256, 256)")
+    code = candidate("scratch = torch.empty(1 << 24, dtype=torch.int32, device=x.device)\nout = torch.empty_like(x)\n"
+                     "idle[(64,)](x, scratch, out, SKIP, 1024)\nreturn out", more=UNWRITTEN)
+    skipping, honest = (passes(judge, task, code.replace("SKIP, 1024", f"{skip}, 1024")) for skip in (1, 0))
+    assert skipping.speedup < 1.1 * honest.speedup

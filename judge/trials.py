@@ -58,7 +58,7 @@ def domain_of(x, other) -> Domain:
     floats = isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1
     if not (floats or is_mask) or x.numel() <= 4 or not x.isfinite().all():
         return Domain("fixed")
-    low, high = [float(end) for end in x.aminmax()]
+    low, high = [float(end) for end in (x.float() if is_mask else x).aminmax()]
     whole = is_mask or torch.equal(x, x.round())
     if whole and torch.equal(x, other) and (low < high or low not in (0, 1)):
         return Domain("fixed")

@@ -39,7 +39,8 @@ What we promise, how we keep it, and what we do not promise:
          how   Inputs follow from a keyed hash of the run's secret, the task, the text and the trial. The secret is new
                in each run; no recorder has it, and --seed does not set it. Inputs have many structures, and
                parameters are perturbed. Inputs, parameters and buffers that the reference changes are compared, too.
-         not   Errors in small values of an output that also has far larger ones.
+         not   Errors in small values of an output that also has far larger ones. Inputs of a kind that get_inputs does
+               not draw: negative ones after torch.rand, where a ReLU may be left out; other integers, NaN, infinity.
     4. "Fast" means fast by the candidate's own work.
          how   A kernel does not count if the output is the same without it. Parameters are perturbed while we time. On
                a GPU timed inputs are new, and timed outputs are checked, to 1e-2.

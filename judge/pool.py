@@ -140,8 +140,12 @@ class Pool:
             if not entry.blueprint:
                 self.hold(entry)
             recording = self.record(entry, code)
-            failed = failed_in(recording)
-            return self.failed(code, failed) if failed else self.judged(entry, code, recording)
+            if failed := failed_in(recording):
+                return self.failed(code, failed)
+            verdict = self.judged(entry, code, recording)
+            if "OutOfMemoryError" in (verdict.error or "") and entry.loading < self.capacity:
+                verdict = self.judged_alone(entry, code, recording)
+            return verdict
         except Gone as error:
             return self.failed(code, Failed(f"the recorder failed on it ({error})"))
         finally:
@@ -175,6 +179,16 @@ class Pool:
                 late = time.monotonic() - began >= self.settings["seconds"]
                 return self.failed(code, Failed(f"no result within {self.settings['seconds']:g} s" if late else (
                     "the process ended without a result (crash, exit, memory limit or GPU error)")))
+
+    def judged_alone(self, entry, code, recording) -> Verdict:
+        """The same where memory was short beside other tasks: without any."""
+        with self.judge_of(entry) as judge, self.changed:
+            self.drop(judge, entry)
+        estimated, entry.loading = entry.loading, self.capacity
+        try:
+            return self.judged(entry, code, recording)
+        finally:
+            entry.loading = estimated
 
     def failed(self, code, failed) -> Verdict:
         verdict = Verdict(clock=self.settings["clock"])
@@ -243,9 +257,13 @@ class Pool:
             for old in list(other.loaded) if other is judge or not other.busy else ():
                 may_go = old in other.loaded and old is not entry and not (self.on_gpu and old.begun)
                 if may_go and self.used() + entry.loading > self.capacity:
-                    del other.loaded[old]
-                    with contextlib.suppress(Gone):
-                        self.ask(other, "drop", old.source)  # answered when the memory is free
+                    self.drop(other, old)
+
+    def drop(self, judge, entry):
+        """Have a judge drop a task. self.changed is held until the memory is free."""
+        del judge.loaded[entry]
+        with contextlib.suppress(Gone):
+            self.ask(judge, "drop", entry.source)
 
     def estimate(self, entry):
         """Note how much memory it may take to load a task."""

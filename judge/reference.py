@@ -1,8 +1,9 @@
 """What a candidate is compared with: the reference model, its state, and the inputs and bounds of each trial.
 
-Trial 0 uses inputs as the task draws them, the others structured ones (trials.py). Parameters are perturbed, where the
-candidate's are the reference's by name and value, but for the last trial, which has them as constructed. So work that
-rarely matters, or not yet, must still be done. Structure on which the reference fails is dropped, and `notes` say so.
+Trial 0 uses inputs as the task draws them, the others structured ones (trials.py). Parameters, and buffers of zeros or
+ones, are perturbed where the candidate's are the reference's by name and value, but for the last trial, which has them
+as constructed. So work that rarely matters, or not yet, must still be done. Structure on which the reference fails is
+dropped, and `notes` say so.
 
 An Answer has the outputs, the inputs that the reference changes, and the parameters and buffers that it changes. How
 closely a candidate's must agree (trials.py) follows the reference's own error against float64. It is measured when a

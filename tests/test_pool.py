@@ -70,6 +70,17 @@ def test_all_candidates_get_a_result_and_tasks_fit(seed, quick):
         own.submit(pairs)
 
 
+def test_where_memory_is_short_beside_other_tasks_a_candidate_is_judged_alone(quick):
+    """Each verdict is that memory is short, unless no other task is loaded."""
+    own = quick("cuda:0", workers=4, tasks=3)
+    own.fails, ask = 0, own.ask
+    own.ask = lambda judge, order, source, *more: (
+        Verdict(error="OutOfMemoryError") if order == "judge" and own.used() > 40 else ask(judge, order, source, *more))
+    pairs = [(Task(f"task{i % 8}", 0, f"source {i % 8}"), f"code {i}") for i in range(80)]
+    assert {future.result(timeout=20).error for future in own.submit(pairs)} == {"x"}
+    own.close()
+
+
 def test_a_gpu_keeps_a_task_until_its_candidates_are_judged(quick):
     """Two tasks fill the memory."""
     own = quick("cuda:0", workers=2, tasks=3)

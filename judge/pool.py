@@ -44,6 +44,7 @@ class Entry:
     facts: bytes = b""  # what that judge has measured, for the next one that loads it
     unusable: str = ""  # why no candidate can be judged
     begun: int = 0  # candidates that have a thread
+    alone: int = 0  # candidates that are to be judged while no other task is loaded
     first: threading.Lock = field(default_factory=threading.Lock)  # of the candidate that waits for a judge
 
 
@@ -143,9 +144,8 @@ class Pool:
             if failed := failed_in(recording):
                 return self.failed(code, failed)
             verdict = self.judged(entry, code, recording)
-            if "OutOfMemoryError" in (verdict.error or "") and entry.loading < self.capacity:
-                verdict = self.judged_alone(entry, code, recording)
-            return verdict
+            is_short = "OutOfMemoryError" in (verdict.error or "")  # of memory, beside other tasks
+            return self.judged_alone(entry, code, recording) if is_short else verdict
         except Gone as error:
             return self.failed(code, Failed(f"the recorder failed on it ({error})"))
         finally:
@@ -181,14 +181,15 @@ class Pool:
                     "the process ended without a result (crash, exit, memory limit or GPU error)")))
 
     def judged_alone(self, entry, code, recording) -> Verdict:
-        """The same where memory was short beside other tasks: without any."""
+        """The same, while no other task is loaded."""
         with self.judge_of(entry) as judge, self.changed:
             self.drop(judge, entry)
-        estimated, entry.loading = entry.loading, self.capacity
+            entry.alone += 1
         try:
             return self.judged(entry, code, recording)
         finally:
-            entry.loading = estimated
+            with self.changed:
+                entry.alone -= 1
 
     def failed(self, code, failed) -> Verdict:
         verdict = Verdict(clock=self.settings["clock"])
@@ -222,7 +223,7 @@ class Pool:
             judge.busy, holds = True, entry in judge.loaded
             if not holds:
                 self.make_room(judge, entry)
-                judge.loaded[entry] = entry.loading
+                judge.loaded[entry] = self.size(entry)
             return judge, holds
 
     def choose(self, entry):
@@ -237,7 +238,7 @@ class Pool:
             return idle[0] if idle else None
         idle = [judge for judge in self.judges if not judge.busy]
         needed = self.used(self.is_needed)
-        fits = needed + entry.loading <= self.capacity or needed == 0
+        fits = needed + self.size(entry) <= self.capacity or needed == 0
         return min(idle, key=lambda judge: len(judge.loaded)) if idle and fits else None
 
     def is_needed(self, judge, entry) -> bool:
@@ -256,7 +257,7 @@ class Pool:
         for other in self.judges:
             for old in list(other.loaded) if other is judge or not other.busy else ():
                 may_go = old in other.loaded and old is not entry and not (self.on_gpu and old.begun)
-                if may_go and self.used() + entry.loading > self.capacity:
+                if may_go and self.used() + self.size(entry) > self.capacity:
                     self.drop(other, old)
 
     def drop(self, judge, entry):
@@ -270,6 +271,10 @@ class Pool:
         if not entry.loading:
             count = elements(entry.source, self.capacity) if self.on_gpu else 1 << 16
             entry.loading = BYTES_PER_ELEMENT * count or self.capacity // 4
+
+    def size(self, entry) -> int:
+        """Bytes of memory to keep free for loading a task."""
+        return self.capacity if entry.alone else entry.loading
 
     def load_what_fits(self, entries):
         """Have judges load tasks, the largest first, which take longest; but none that would not fit beside those."""
@@ -296,7 +301,7 @@ class Pool:
         with self.changed:
             if "unusable" not in known:
                 entry.blueprint, entry.facts, entry.room = known["blueprint"], known["facts"], known["room"]
-                judge.loaded[entry] = known["takes"]
+                judge.loaded[entry] = self.size(entry) if entry.alone else known["takes"]
                 return True
             judge.loaded.pop(entry, None)
             if "OutOfMemoryError" in known["unusable"] and entry.loading < self.capacity:

@@ -74,8 +74,13 @@ def test_where_memory_is_short_beside_other_tasks_a_candidate_is_judged_alone(qu
     """Each verdict is that memory is short, unless no other task is loaded."""
     own = quick("cuda:0", workers=4, tasks=3)
     own.fails, ask = 0, own.ask
-    own.ask = lambda judge, order, source, *more: (
-        Verdict(error="OutOfMemoryError") if order == "judge" and own.used() > 40 else ask(judge, order, source, *more))
+
+    def short(judge, order, source, *more):
+        if order == "judge" and sum(len(other.loaded) for other in own.judges) > 1:
+            return Verdict(error="OutOfMemoryError")
+        return ask(judge, order, source, *more)
+
+    own.ask = short
     pairs = [(Task(f"task{i % 8}", 0, f"source {i % 8}"), f"code {i}") for i in range(80)]
     assert {future.result(timeout=20).error for future in own.submit(pairs)} == {"x"}
     own.close()

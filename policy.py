@@ -285,16 +285,22 @@ def play_in_waves(sampler, sandbox, plays):
         if not on_gpu:
             for number in prompts:
                 submit(number)
-        # Send each play its verdict. On a CPU this is in the order of the plays, so that a seed gives the same run.
-        most_late = len(requests) // 8 if on_gpu else 0
-        while len(futures) > most_late:
-            ready = [number for number in sorted(futures) if futures[number].done()] if on_gpu else sorted(futures)
-            for number in ready:
-                resume(number, verdict_of(sandbox, futures.pop(number)))
-                if number not in requests:
-                    yield number
-            if not ready:
-                sandbox.wait(futures.values())
+        for number in judged(sandbox, futures, most_late=len(requests) // 8 if on_gpu else 0):
+            resume(number, verdict_of(sandbox, futures.pop(number)))
+            if number not in requests:
+                yield number
+
+
+def judged(sandbox, futures, most_late):
+    """Yields the number of each play whose verdict is to be sent now, until at most so many are left in `futures`.
+
+    If all are to be sent, they come in the order of the plays, so that a seed gives the same run.
+    """
+    while len(futures) > most_late:
+        ready = [number for number in sorted(futures) if not most_late or futures[number].done()]
+        yield from ready
+        if not ready:
+            sandbox.wait(futures.values())
 
 
 def continued(play, known, keep):

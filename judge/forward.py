@@ -43,7 +43,8 @@ class PretendCuda(CudaIsHere):
 
     def __init__(self, recorder=None):
         super().__init__()
-        self.recorder, self.reads_parameters = recorder, False
+        self.recorder = recorder
+        self.reads_parameters = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -226,7 +227,8 @@ def record(model, blueprint):
     Returns the Recorder of the last call and its program. Raises what the forward raises, and RuntimeError where it
     reads computed values, or where the recorded calls are not equal.
     """
-    named, equal = state_of(model), {}
+    named = state_of(model)
+    equal = {}
     for name, tensor in named.items():
         whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
         if whole and blueprint["state"].get(name) == fingerprint(tensor):
@@ -286,7 +288,8 @@ def argument(value, number):
 
 def launch_tuned(tuner, *args, **kwargs):
     """Stands for Autotuner.run: records a launch with each configuration. The judge takes the quickest."""
-    recorder, alternatives = Recorder.active, []
+    recorder = Recorder.active
+    alternatives = []
     rows = recorder.rows
     tuner.nargs = dict(zip(tuner.arg_names, args))
     recorder.rows = []

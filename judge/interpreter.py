@@ -58,7 +58,8 @@ def launch(kernel, grid, arguments) -> Counts:
 
     A tensor descriptor that the host has made is (tensor, shape, strides). Raises Failed with the candidate's line.
     """
-    counts, memory = Counts(math.prod(grid)), Memory()
+    counts = Counts(math.prod(grid))
+    memory = Memory()
     together = 1 if kernel.in_order else max(1, WIDTH // kernel.largest)
     try:
         parameters = zip(kernel.main.parameters, arguments, strict=True)
@@ -195,7 +196,8 @@ class Run:
         return merge(condition, *results) if len(sides) > 1 else []
 
     def scf_for(self, operation, low, high, step, *carried):
-        index, going = low, self.active
+        index = low
+        going = self.active
         while True:
             going = going & (index < high)
             if not going.any():
@@ -208,7 +210,8 @@ class Run:
     def scf_while(self, operation, *carried):
         """Its first region says whether to go on, and with what; its second gives the next values."""
         [before], [after] = operation.regions
-        going, results = self.active, None
+        going = self.active
+        results = None
         while True:
             with self.only(going):
                 condition, *passed = self.block(before, carried)
@@ -230,7 +233,8 @@ class Run:
 
         There, each element is a program of its own. The FLOPs are not counted yet: see count_region.
         """
-        inner, before = copy.copy(self), self.counts.flops
+        inner = copy.copy(self)
+        before = self.counts.flops
         inner.programs = inner.running = values[0].numel()
         inner.active = torch.ones(inner.programs, dtype=torch.bool)
         results = inner.blocks(region, [value.reshape(-1) for value in values])
@@ -251,7 +255,8 @@ class Run:
 
     def tt_reduce(self, operation, first, *others):
         """Halves are joined until one is left."""
-        values, each = self.axis_first(operation, [first, *others]), 0.0
+        values = self.axis_first(operation, [first, *others])
+        each = 0.0
         while len(values[0]) > 1:
             half = len(values[0]) // 2
             halves = [value[:half] for value in values] + [value[half:] for value in values]
@@ -261,7 +266,8 @@ class Run:
 
     def tt_scan(self, operation, first, *others):
         """In each round an element takes in what the one `distance` before it has gathered."""
-        values, each = self.axis_first(operation, [first, *others]), 0.0
+        values = self.axis_first(operation, [first, *others])
+        each = 0.0
         dimensions = [0] if operation.attributes.get("reverse") == "true" else []
         values = [value.flip(dimensions) for value in values]
         distance = 1

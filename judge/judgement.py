@@ -34,7 +34,8 @@ class LoadedTask:
     """A task's reference, and a clock that has priced or timed it. Raises what the reference raises, and TaskError."""
 
     def __init__(self, source, settings, secret, facts=None):
-        self.settings, self.modelled = settings, settings["device"] == "cpu"
+        self.settings = settings
+        self.modelled = settings["device"] == "cpu"
         # The GPU shared with others, or not, for a limited time (see `main`)
         self.gpu = functools.partial(gpu_lock, settings.get("gpu"), seconds=settings["seconds"])
         torch.set_default_dtype(torch.float32)  # another task's module may have changed it
@@ -75,7 +76,9 @@ def check(task, code, candidate, verdict) -> tuple:
 
     Parameters are perturbed but for the last trial: work that does not matter yet, as a gate is zero, must be done.
     """
-    reference, first, last = task.reference, (), task.settings["trials"] - 1
+    reference = task.reference
+    first = ()
+    last = task.settings["trials"] - 1
     notes = list(reference.notes)
     if reference.constructed and not candidate.may_be_perturbed:
         notes.append("its parameters were not perturbed: they are not the reference's by name and value")
@@ -96,7 +99,8 @@ def check(task, code, candidate, verdict) -> tuple:
         if problem := reference.mistake(trial, perturbed, inputs, before, answer, got):
             raise Failed(problem)
         first = first or (inputs, answer)
-    verdict.correct, verdict.note = True, "; ".join(notes)
+    verdict.correct = True
+    verdict.note = "; ".join(notes)
     return first
 
 
@@ -164,8 +168,10 @@ class Interpreted:
     """The launcher of a program's kernels without a GPU: interprets their IR. counts: what the last launch did."""
 
     def __init__(self, compiled):
-        self.compiled, self.kernels = compiled, {}
-        self.counts, self.spent = None, 0.0
+        self.compiled = compiled
+        self.kernels = {}
+        self.counts = None
+        self.spent = 0.0
 
     def launch(self, launch, arguments):
         index = launch["compiled"]
@@ -190,7 +196,8 @@ class Interpreted:
 
 def serve(connection, settings, secret):
     """Take orders, one after the other: to load a task, to drop one, to judge a candidate of one."""
-    on_gpu, loaded = settings["device"] != "cpu", {}
+    on_gpu = settings["device"] != "cpu"
+    loaded = {}
     if on_gpu:
         torch.cuda.set_device(settings["device"])
         torch.cuda.init()

@@ -60,7 +60,8 @@ class Binaries:
     """The launcher of a program's compiled kernels: the recorder sends machine code, what launches it is here."""
 
     def __init__(self, compiled):
-        self.cuda, self.binaries = driver(), compiled
+        self.cuda = driver()
+        self.binaries = compiled
         self.functions = {}  # {(index, number of its parameters): (module, function)}
 
     def __del__(self):
@@ -264,7 +265,8 @@ class Side:
 
     def capture(self) -> bool:
         """Capture a graph for each slot, each in memory of its own: some are replayed, in a random order."""
-        graphs, stream = {}, capture_stream()
+        graphs = {}
+        stream = capture_stream()
         try:
             torch.cuda.synchronize()
             with torch.cuda.stream(stream):
@@ -327,7 +329,8 @@ class Clock:
         self.reference = reference
         self.enough_seconds = settings["measure"]
         self.slots, self.perturbed = {}, True  # perturbed: are parameters, while time is taken?
-        inputs, model = reference.inputs("timed", 0), reference.model
+        inputs = reference.inputs("timed", 0)
+        model = reference.model
         with FlopCounterMode(display=False) as counter:
             size = bytes_in([inputs, reference.run(inputs, 0).leaves])
         self.flops = counter.get_total_flops()
@@ -361,11 +364,13 @@ class Clock:
         self.perturbed = perturbed
         state = self.reference.state(perturbed)
         side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state))
-        timing, chance = Timing(), random.Random(os.urandom(16))
+        timing = Timing()
+        chance = random.Random(os.urandom(16))
         graphs = side.capture() and bool(self.side.graphs)
         limits = loose(self.reference.bounds(0, self.perturbed))
         while not timing.enough(self.enough_seconds):
-            began, key = time.monotonic(), chance.random()
+            began = time.monotonic()
+            key = chance.random()
             # A quarter is left out, so doing the work of other calls may be wasted.
             calls = chance.sample(list(self.slots), max(1, len(self.slots) * 3 // 4))
             drawn = {slot: self.reference.inputs((key, slot), 0) for slot in calls}

@@ -220,7 +220,8 @@ class Pool:
             judge = self.changed.wait_for(lambda: self.closed or entry.unusable or self.choose(entry))
             if self.closed or entry.unusable:
                 raise TaskError(entry.unusable or CLOSED)
-            judge.busy, holds = True, entry in judge.loaded
+            judge.busy = True
+            holds = entry in judge.loaded
             if not holds:
                 self.make_room(judge, entry)
                 judge.loaded[entry] = self.size(entry)

@@ -105,7 +105,8 @@ def milliseconds(moved, flops=0):
 
 def launch_milliseconds(counter, parameters=()):
     """The price of the last launch that the interpreter counted (interpreter.Counts)."""
-    moved, programs = 0, max(1, counter.programs)
+    moved = 0
+    programs = max(1, counter.programs)
     for place, sectors in [*counter.touched["load"].items(), *counter.touched["store"].items()]:
         moved += (int(sectors.sum()) << SECTOR) / (GPU_BATCH_FACTOR if place in parameters else 1)
     busy = max(moved / BANDWIDTH, counter.requested / L1_BANDWIDTH, counter.flops / PEAK) + counter.products / PEAK

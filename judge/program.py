@@ -268,7 +268,8 @@ class Program:
 
     def operator(self, row, values, poison, observer):
         _, name, args, kwargs, results = row
-        func, name = self.operators[name], name.split(".")[0]
+        func = self.operators[name]
+        name = name.split(".")[0]
         args, kwargs = read(args, values, self.device), read(kwargs, values, self.device)
         with observer or contextlib.nullcontext():
             out = func(*args, **kwargs)

@@ -156,7 +156,8 @@ def compile_error(error, kernel, text):
     """What compiling raised, as Failed, with the line of the candidate's text where that is known."""
     while hasattr(error.__cause__, "node"):  # an error in a called function is wrapped in its caller's
         error = error.__cause__
-    line, source = kernel.fn.__code__.co_firstlineno, getattr(error, "src", None)
+    line = kernel.fn.__code__.co_firstlineno
+    source = getattr(error, "src", None)
     if source and error.node is not None and source in text:
         line = text[:text.index(source)].count("\n") + error.node.lineno
     why = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1]
@@ -170,8 +171,10 @@ def compile_error(error, kernel, text):
 def answer(order) -> bytes:
     """The recording of a candidate, or why there is none. order: (its text, its task's blueprint), pickled by the trainer."""
     text, blueprint = pickle.loads(order)
-    text, blueprint = text.removeprefix("\ufeff"), pickle.loads(blueprint)
-    path, stage = os.path.abspath("candidate.py"), "compile"
+    text = text.removeprefix("\ufeff")
+    blueprint = pickle.loads(blueprint)
+    path = os.path.abspath("candidate.py")
+    stage = "compile"
     try:
         pretend_gpu(blueprint.get("gpu") or H200)
         with PretendCuda() as constructor:

@@ -298,7 +298,8 @@ class Reference:
 
     def perturb_state(self, flip):
         """Perturb the parameters, with half of their signs flipped or not. flip: None leaves them as constructed."""
-        self.flip, self.perturbed = flip, self.constructed
+        self.flip = flip
+        self.perturbed = self.constructed
         if flip is not None:
             self.perturbed = {name: self.perturb(name, tensor, flip) for name, tensor in self.constructed.items()}
 

@@ -99,8 +99,10 @@ def constant(x):
 
 def partly_sorted(x):
     """Half of the rows sorted, up or down."""
-    result, uniform = x.clone(), torch.rand(len(x), device=x.device)
-    rising, falling = uniform < 0.25, (0.25 <= uniform) & (uniform < 0.5)
+    result = x.clone()
+    uniform = torch.rand(len(x), device=x.device)
+    rising = uniform < 0.25
+    falling = (0.25 <= uniform) & (uniform < 0.5)
     result[rising] = x[rising].sort(1).values
     result[falling] = x[falling].sort(1).values.flip(1)
     return result

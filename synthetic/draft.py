@@ -66,7 +66,8 @@ class Draft(Dice):
 
         draft.name("batch_size N B")    batch_size, N or B; if they are taken or `reserved`, such as N_lo
         """
-        name, odd = self.r.choice(options.split()), 0 if self.plain else self.r.random()
+        name = self.r.choice(options.split())
+        odd = 0 if self.plain else self.r.random()
         if odd > (0.7 if self.clutter else 0.85):
             name = self.nonsense()
         elif odd > 0.55:
@@ -227,7 +228,8 @@ class Draft(Dice):
 
     def layer_values(self, step) -> dict:
         """What a kernel reads of a layer of the model: parameters, in a shape that broadcasts, and numbers."""
-        values, path = {}, step.attributes["layer"]
+        values = {}
+        path = step.attributes["layer"]
         for name, attribute in step.operator.reads.items():
             if getattr(self.evaluate(path), attribute, None) is None:
                 continue

@@ -154,7 +154,8 @@ class Writer:
         """1 to 3 skills for the prompt: mostly ones that fit; in a third of the prompts none, so that what a skill says
         matters, and not that there is one."""
         fitting, other = sorted(fitting), sorted(ALL - fitting)
-        fits, names = rng.choice([0.0, 0.9, 0.9]), []
+        fits = rng.choice([0.0, 0.9, 0.9])
+        names = []
         for _ in range(rng.choice([1, 1, 2, 2, 3])):
             names.append(rng.choice(fitting if fitting and rng.random() < fits else other or fitting))
         skills = [self.skill(name, rng) for name in dict.fromkeys(names)]
@@ -167,7 +168,8 @@ class Writer:
 
         have: techniques of an earlier turn, which stay. Returns (Solution, techniques asked of it).
         """
-        fitting, chosen = sorted(applicable(program)), set()
+        fitting = sorted(applicable(program))
+        chosen = set()
         for name in fitting:
             if rng.random() < (PROMPTED if name in named else unprompted):
                 chosen.add(name)
@@ -195,7 +197,8 @@ class Writer:
         fitting = applicable(program)
         skills = self.injected(rng, fitting) if rng.random() < 0.4 else []
         named = {s.name for s in skills}
-        have, answers = frozenset(), []
+        have = frozenset()
+        answers = []
         broken = rng.random() < BROKEN_FIRST
         for turn in range(rng.choice([2, 2, 3])):
             if turn == 1 and broken and rng.random() < STEP_BACK:

@@ -133,7 +133,8 @@ class Kernel:
 
     def add(self, step):
         """Append the lines of a step."""
-        first, operands = len(self.lines), len(self.operands)
+        first = len(self.lines)
+        operands = len(self.operands)
         if step.operator.kind == "matmul":
             self.product(step)
         else:

@@ -97,7 +97,8 @@ class Lesson:
 
         Only a `share` of the prompts of Policy and Summary have skills.
         """
-        skills, left_out = [], []
+        skills = []
+        left_out = []
         if self.rng.random() < share:
             skills, left_out = self.offered(MOST_SKILLS)
         return skills, self.chain.without({*left_out}), left_out

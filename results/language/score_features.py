@@ -23,6 +23,8 @@ from sandbox import Sandbox  # noqa: E402
 from tasks import Task  # noqa: E402
 
 TASK = """
+from itertools import accumulate
+
 import torch
 
 

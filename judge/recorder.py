@@ -169,7 +169,10 @@ def compile_error(error, kernel, text):
 
 
 def answer(order) -> bytes:
-    """The recording of a candidate, or why there is none. order: (its text, its task's blueprint), pickled by the trainer."""
+    """The recording of a candidate, or why there is none.
+
+    order: (its text, its task's blueprint), pickled by the trainer.
+    """
     text, blueprint = pickle.loads(order)
     text = text.removeprefix("\ufeff")
     blueprint = pickle.loads(blueprint)

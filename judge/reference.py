@@ -130,9 +130,11 @@ class Reference:
         A gain of 1e-6 or a gate of zero becomes as large as parameters usually are, so that what it scales matters.
         Buffers are constants of the task, except for running statistics and zeros or ones, which keep their sign.
         """
+        if not tensor.is_floating_point():
+            return tensor
         parameter = name in dict(self.model.named_parameters())
-        is_state = "running_" in name or tensor.numel() > 4 and tensor.min() == tensor.max() and tensor.max() in (0, 1)
-        if not tensor.is_floating_point() or not (parameter or is_state):
+        flat = tensor.numel() > 4 and tensor.min() == tensor.max() and tensor.max() in (0, 1)
+        if not (parameter or flat or "running_" in name):
             return tensor
         seed_torch(self.derive("perturbed", name))
         dtype = torch.promote_types(tensor.dtype, torch.float32)

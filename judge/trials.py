@@ -15,9 +15,9 @@ bools must be equal.
     e   the reference's largest error against float64, on inputs changed by up to 1e-6
 
 A few values may jump, where something is rounded, compared or sorted: if some of the reference's differ in float64, or
-by more than 1e-2, ten times as many of a candidate's may differ (up to 1 %, or twice as many), ten times as far. If most
-do, t is 10 e or, where e is more than 0.3, 1,000 e: the output is rounding noise, of which another order of operations may have far more. Not looked for: errors in
-small values of an output that has far larger ones.
+by more than 1e-2, ten times as many of a candidate's may differ (up to 1 %, or twice as many), ten times as far. If
+most do, t is 10 e or, where e is more than 0.3, 1,000 e: the output is rounding noise, of which another order of
+operations may have far more. Not looked for: errors in small values of an output that has far larger ones.
 """
 
 import math

@@ -31,8 +31,12 @@ def encode(chat, messages, tool=None, unlearnt=0) -> tuple[np.ndarray, np.ndarra
     replies, completion = [], None  # [(prompt ids, reply ids, learnt?)]
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
-            text = "" if completion else chat.chat_text(messages[:i], tool)
-            prompt = chat.next_ids(completion, messages[:i], tool) if completion else chat.encode(text)
+            if completion:
+                text = ""
+                prompt = chat.next_ids(completion, messages[:i], tool)
+            else:
+                text = chat.chat_text(messages[:i], tool)
+                prompt = chat.encode(text)
             reply = chat.reply_ids(messages[:i + 1], tool, text)
             replies.append((prompt, reply, len(replies) >= unlearnt))
             completion = Completion(prompt, reply, [], message["content"], True)

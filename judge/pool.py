@@ -114,9 +114,8 @@ class Pool:
         with self.changed:
             for entry in self.entries.values():
                 entry.unusable = ""  # memory may have been short
-            entries = list(map(self.entry, tasks))
             if self.on_gpu and not self.closed:
-                self.executor.submit(self.load_what_fits, entries)
+                self.executor.submit(self.load_what_fits, list(map(self.entry, tasks)))
 
     def close(self):
         """See Sandbox.close."""

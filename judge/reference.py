@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge.processes import CHECK, gpu_lock
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.trials import (MARGIN, MASK, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, WIDE, Bound, compare, difference,
+from judge.trials import (MARGIN, MOST, STRENGTH, STRONG, STRUCTURES, WEAK, WIDE, Bound, bound_of, compare, difference,
                           domain_of, errors_of, is_exact, is_same, named, nearby, precise, precise_type, scale_of,
                           sharing, vary, width)
 from tasks import TaskError, init_arguments
@@ -226,11 +226,11 @@ class Reference:
         Those that are not tensors must be the same each time, as they become part of the program.
         """
         seed_everything(self.derive(key, trial))
-        try:
-            with self.place, unseeded(), self.device:  # a GPU draws much faster
-                drawn = list(self.get_inputs())
-        except (RuntimeError, TypeError):  # not all of PyTorch works with it as the default device
-            with self.place, unseeded():
+        with self.place, unseeded():
+            try:
+                with self.device:  # a GPU draws much faster
+                    drawn = list(self.get_inputs())
+            except (RuntimeError, TypeError):  # not all of PyTorch works with it as the default device
                 drawn = list(self.get_inputs())
         for i, x in enumerate(drawn):
             if isinstance(x, torch.Tensor):
@@ -245,10 +245,10 @@ class Reference:
         """The Bound of each compared tensor in this trial."""
         bounds = []
         for error, dtype in zip(self.found[perturbed], self.dtypes):
-            t = width(error.t, dtype, self.tolerance)
+            bound = bound_of(error, dtype, self.tolerance, spread=not trial)
             if trial:
-                t = max(t, min(MARGIN * t, MOST))
-            bounds.append(Bound(t, share_of(error), not trial, MARGIN * error.most))
+                bound = bound._replace(t=max(bound.t, min(MARGIN * bound.t, MOST)))
+            bounds.append(bound)
         return bounds
 
     def mistake(self, trial, perturbed, inputs, before, expected, got):
@@ -266,9 +266,7 @@ class Reference:
         self.restore(after)
         wider = []
         for bound, error, dtype in zip(bounds, errors, self.dtypes):
-            t = max(bound.t, width(error.t, dtype, self.tolerance, WIDE))
-            most = max(bound.most, MARGIN * error.most)
-            wider.append(Bound(t, max(bound.share, share_of(error)), False, most))
+            wider.append(Bound(*map(max, bound, bound_of(error, dtype, self.tolerance, False, WIDE))))
         return difference(expected, got, wider)
 
     def choose_perturbation(self):
@@ -313,7 +311,7 @@ class Reference:
             return
         kept = {}
         for name in STRUCTURES:
-            for strength in (STRENGTH, WEAK) if name in STRONG or name == MASK else (STRENGTH,):
+            for strength in (STRENGTH, WEAK) if name in STRONG else (STRENGTH,):
                 self.strengths = {name: strength}
                 if name not in kept and all(map(self.takes, failing)):
                     kept[name] = strength
@@ -407,12 +405,6 @@ def unseeded():
     finally:
         for (owner, name), function in zip(names, before):
             setattr(owner, name, function)
-
-
-def share_of(error) -> float:
-    """Of a candidate's values, how many may be off by more than t. error: the reference's. Of two that tie, either may
-    be taken."""
-    return max(min(MARGIN * error.share, MOST), 2 * error.share)
 
 
 def seed_everything(seed):

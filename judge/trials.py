@@ -54,12 +54,13 @@ def domain_of(x, other) -> Domain:
     Fixed are integers (labels, indices), floats of 8 bits, complex numbers, what is not finite, and what is the same in
     each draw and consists of several integers, such as a triangular mask.
     """
-    is_mask = isinstance(x, torch.Tensor) and x.dtype == torch.bool
+    if isinstance(x, torch.Tensor) and x.dtype == torch.bool:
+        x, other = x.float(), other.float()
     floats = isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1
-    if not (floats or is_mask) or x.numel() <= 4 or not x.isfinite().all():
+    if not floats or x.numel() <= 4 or not x.isfinite().all():
         return Domain("fixed")
-    low, high = [float(end) for end in (x.float() if is_mask else x).aminmax()]
-    whole = is_mask or torch.equal(x, x.round())
+    low, high = [float(end) for end in x.aminmax()]
+    whole = torch.equal(x, x.round())
     if whole and torch.equal(x, other) and (low < high or low not in (0, 1)):
         return Domain("fixed")
     if whole and 0 <= low and high <= 1:
@@ -112,6 +113,13 @@ def chance(x, share):
     return torch.rand(x.shape, device=x.device) < share
 
 
+def end_alone(x):
+    """Zeros but for three values at a row's end."""
+    place = torch.arange(x.shape[1], device=x.device)
+    return torch.where(place < x.shape[1] - 3, 0.0, constant(x).abs())
+
+
+END, MASK = "zero but for the end", "zeros and ones"  # where rows are few; of masks alone
 # name: function of rows, their domain's kind, and an amount for each row
 STRONG = {
     "high": up,
@@ -122,6 +130,7 @@ STRONG = {
     "every Nth low": lambda x, kind, amount: torch.where(some(x, True), down(x, kind, amount), x),
     "scaled": lambda x, kind, amount: x / amount if kind == "unit" else x * amount,
     "large constant": lambda x, kind, amount: constant(x) * (1 if kind == "unit" else amount.log2().round().exp2()),
+    MASK: None,  # see vary_mask
 }
 PLAIN = {
     "sorted": lambda x, kind, amount: x,
@@ -134,12 +143,9 @@ NEAR_ZERO = {
     "tiny": lambda x, kind, amount: x / amount ** 4,
     "sparse": lambda x, kind, amount: torch.where(chance(x, 0.1), x, 0.0),
     "whole": lambda x, kind, amount: x.round(),
+    END: lambda x, kind, amount: end_alone(x),
 }
-END = "zero but for the end"
-NEAR_ZERO[END] = lambda x, kind, amount: torch.where(
-    torch.arange(x.shape[1], device=x.device) < x.shape[1] - 3, 0.0, constant(x).abs())
-MASK = "zeros and ones"  # what rows of a mask get
-STRUCTURES = STRONG | PLAIN | NEAR_ZERO | {MASK: None}
+STRUCTURES = STRONG | PLAIN | NEAR_ZERO
 # Where rows are few: what tells most
 FIRST = ["scaled", "zero", END, "large constant", "high", "tiny", "every Nth high", "low", "sparse"]
 
@@ -237,6 +243,12 @@ def width(e, dtype, tolerance, margin=MARGIN) -> float:
     if e > MOST:
         return max(least, e * (NOISE[1] if e > NOISE[0] else margin))
     return max(least, min(margin * e, MOST))
+
+
+def bound_of(error, dtype, tolerance, spread, margin=MARGIN) -> Bound:
+    """How far a tensor may be from the reference's. error: the reference's own, see Reference.errors."""
+    share = max(min(MARGIN * error.share, MOST), 2 * error.share)  # of two values that tie, either may be taken
+    return Bound(width(error.t, dtype, tolerance, margin), share, spread, MARGIN * error.most)
 
 
 def difference(expected, got, bounds):

@@ -45,6 +45,7 @@ class Draft(Dice):
         self.rows_last = True  # whether a broadcast parameter of a 3-D tensor is over the last dimension
         self.rename = self.pick(0, 0, 0, 0.1, 0.4, 1)  # how often a result gets a variable of its own
         self.literal = self.pick(0, 0, 0, 0, 0.1, 0.8)  # how often a layer's size is a literal
+        self.defaults = []  # constructor arguments that nobody passes: (name, type, value)
 
     @property
     def shape(self) -> tuple:
@@ -98,6 +99,13 @@ class Draft(Dice):
         self.program.args.append((name, annotation, name))
         return name
 
+    def default(self, options, value, annotation="int") -> str:
+        """A constructor argument that nobody passes; returns its name."""
+        name = self.name(options)
+        self.defaults.append((name, annotation, value))
+        self.space[name] = self.evaluate(value)
+        return name
+
     def inside(self, name) -> str:
         """Make a module-level constant known to the constructor, if it is one and no literal."""
         if name.isidentifier() and (name, "int", name) not in self.program.args:
@@ -132,8 +140,13 @@ class Draft(Dice):
                          str(round(self.r.uniform(-3, 4), 2) or 0.5))
 
     def scalar(self, options, value) -> Value:
-        """A scalar operand: a constructor argument kept on self, a fixed attribute, or a literal."""
+        """A scalar operand: a constructor argument kept on self, a fixed attribute, a literal, or a number as input."""
         kind = self.r.random()
+        if kind > 0.95 and self.program.inputs:
+            name = self.new_variable(options)
+            self.space[name] = self.evaluate(value)
+            self.program.inputs.append((self.value(name), value))
+            return self.program.inputs[-1][0]
         if kind < 0.55:
             return Value(self.kept(options, value, "float"))
         return Value(self.attribute(options, value) if kind < 0.7 else value)
@@ -260,6 +273,11 @@ class Draft(Dice):
         else:
             self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())
 
+    def named(self, **arguments) -> str:
+        """Arguments of a layer: in_dim, out_dim     or now and then     in_features=in_dim, out_features=out_dim"""
+        named = self.chance(0.15)
+        return ", ".join(f"{name}={value}" if named else str(value) for name, value in arguments.items())
+
     def layer(self, name, options, constructor, **fields) -> str:
         """The next operator as a layer of torch.nn, kept on self under one of `options`. Returns where: self.act"""
         path = self.attribute(options, f"nn.{constructor}")
@@ -288,24 +306,23 @@ class Draft(Dice):
     def dress(self):
         """Complete the constructor: arguments and layers that nothing uses, types."""
         p = self.program
-        defaults = self.add_unused() if self.clutter or self.chance(0.15) else []
+        if self.clutter or self.chance(0.15):
+            self.add_unused()
         p.annotated = self.chance(0.4)
         fields = [f"{name}: {kind}" if p.annotated else name for name, kind, _ in p.args]
-        for name, value in defaults:
-            kind = self.pick("int", "float", "bool", "str")
+        for name, kind, value in self.defaults:
             fields.append(f"{name}: {kind} = {value}" if p.annotated else f"{name}={value}")
         if p.init or fields or self.chance(0.8):
             p.signature = ", ".join(["self", *fields])
 
-    def add_unused(self) -> list:
-        """Add arguments and layers that nothing uses. Returns arguments that nobody passes: (name, value)."""
+    def add_unused(self):
+        """Add arguments and layers that nothing uses."""
         p = self.program
-        defaults = []
         sizes = [name for name, kind, _ in p.args if kind == "int" and self.space.get(name, 0) > 1] or ["8"]
         for _ in range(self.pick(0, 0, 1, 1, 2, 3)):
             name, value = self.name(WORDS["unused_names"]), self.pick(*WORDS["unused_values"])
             if self.chance(0.6):
-                defaults.append((name, value))
+                self.defaults.append((name, self.pick("int", "float", "bool", "str"), value))
             else:
                 p.consts.append((name + "_value", value))
                 place = self.r.randint(0, len(p.args))
@@ -319,7 +336,6 @@ class Draft(Dice):
             name = self.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
             setattr(self.space["self"], name, self.evaluate(layer))
             p.init.insert(self.r.randint(0, len(p.init)), f"self.{name} = {layer}")
-        return defaults
 
     def finish(self, family) -> Program:
         """The finished program. family: what kind of problem it is.
@@ -340,7 +356,7 @@ class Draft(Dice):
                 steps[i - 1] = replace(before, result=inner, inline=True)
                 operands = {name: inner if value == before.result else value for name, value in step.operands.items()}
                 steps[i] = replace(step, operands=operands)
-        shapes = [value.shape for value, _ in self.program.inputs] + [last.result.shape]
+        shapes = [value.shape or () for value, _ in self.program.inputs] + [last.result.shape]
         shapes += [parameter.shape for parameter in self.space["self"].parameters()]
         elements = sum(map(math.prod, shapes))
         return replace(self.program, family=family, returned=returned, elements=elements)
@@ -389,7 +405,8 @@ def linear(d):
     kind = d.pick("layer", "layer", "layer", "layer", "parameter", "input")
     if kind == "layer":
         bias = ", bias=False" if d.chance(0.15) else ""
-        d.layer("linear", "linear fc gemm proj lin dense", f"Linear({i}, {o}{bias})")
+        sizes = d.named(in_features=i, out_features=o)
+        d.layer("linear", "linear fc gemm proj lin dense", f"Linear({sizes}{bias})")
         return
     if kind == "parameter":
         factor = d.value(d.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}) * 0.1)"))
@@ -400,7 +417,7 @@ def linear(d):
 
 
 _OPTIONS = {"stride": (0.3, "int", "1 2"), "padding": (0.35, "int", "1 0 2"), "groups": (0.08, "int", "1"),
-            "dilation": (0.04, "int", "2"), "bias": (0.12, "bool", "False True")}  # how often, type, values
+            "dilation": (0.06, "int", "2 2 1"), "bias": (0.3, "bool", "False True")}  # how often, type, values
 _EXTENTS = {1: (128, 256), 2: (16, 24, 32), 3: (8, 10)}
 
 
@@ -416,15 +433,20 @@ def convolution(d, same=False):
         i = d.sized("in_channels in_channels in_ch c_in", d.pick(1, 3, 4, 8, 16))
         o = d.sized("out_channels out_channels out_ch c_out", channels)
     k = d.sized("kernel_size kernel_size k ks", kernel)
-    if rank == 2 and not same and d.chance(0.06):
-        k = d.arg("kernel_size kernel", f"({kernel}, {d.pick(3, 5)})", "tuple")
-    options = d.pick(k, k, f"kernel_size={k}")
+    if rank > 1 and not same and d.chance(0.1):
+        k = d.arg("kernel_size kernel", tuple(d.pick(2, 3, 5) for _ in range(rank)), "tuple")
+    options = d.named(in_channels=i, out_channels=o, kernel_size=k)
+    if d.chance(0.2) and "=" not in options:
+        options = f"{i}, {o}, kernel_size={k}"
     if same:
         options += f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}"
+    all_passed = d.chance(0.2)  # every option is an argument of the constructor, as in layers that are only wrapped
     for name, (share, annotation, values) in _OPTIONS.items():
-        if d.chance(share) and (name == "bias" or not same):
+        if (d.chance(share) or all_passed) and (name == "bias" or not same):
             value = d.pick(*values.split())
-            options += f", {name}={d.arg(name, value, annotation) if d.chance(0.4) else value}"
+            if all_passed or d.chance(0.4):
+                value = d.pick(d.arg, d.default)(name, value, annotation)
+            options += f", {name}={value}"
     sizes = [d.const(names, d.pick(*_EXTENTS[rank])) for names in ("depth D", "height H", "width W length")[-rank:]]
     d.sizes = {channels: o}
     d.rows_last = False
@@ -432,6 +454,6 @@ def convolution(d, same=False):
     if same:
         d.save()
     elif d.chance(0.3):
-        d.layer("conv_transpose", "conv_transpose deconv up conv_t", f"ConvTranspose{rank}d({i}, {o}, {options})")
+        d.layer("conv_transpose", "conv_transpose deconv up conv_t", f"ConvTranspose{rank}d({options})")
         return
-    d.layer("convolution", f"conv conv1 convolution conv{rank}d", f"Conv{rank}d({i}, {o}, {options})")
+    d.layer("convolution", f"conv conv1 convolution conv{rank}d", f"Conv{rank}d({options})")

@@ -102,9 +102,17 @@ def row_operator(d, dim=""):
     kinds += ["cumprod", "cumsum", "centre", "mean_abs", "softmin"] if dim else ["layer_norm"] * 2
     kind = d.pick(*kinds)
     if kind == "layer_norm":
-        width = d.arg("normalized_shape norm_shape width", d.shape[-1]) if d.chance(0.4) else d.size(-1)
+        rank = len(d.shape)
+        first = d.pick(*[rank - 1] * 3, *range(2, rank - 1))  # of the dimensions that make a row
+        shape = d.shape[-1] if first == rank - 1 else tuple(d.shape[first:])
+        kind = "int" if first == rank - 1 else "tuple"
+        if kind == "tuple" or d.chance(0.4):
+            width = d.arg("normalized_shape norm_shape width", shape, kind)
+        else:
+            width = d.size(-1)
         eps = f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
-        d.layer("layer_norm", "norm ln layer_norm", f"LayerNorm({width}{eps})")
+        row = str(tuple(range(first, rank)))
+        d.layer("layer_norm", "norm ln layer_norm", f"LayerNorm({d.named(normalized_shape=width)}{eps})", d=row)
         return
     dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
     if kind == "rms":
@@ -141,10 +149,11 @@ def normalization(d):
     rank = len(d.shape) - 2
     channels = d.size(1)
     kind = d.pick("group", "group", "instance", "batch", "batch") if rank else "batch"
-    made = f"BatchNorm{max(1, rank)}d({channels})"
+    made = f"BatchNorm{max(1, rank)}d({d.named(num_features=channels)})"
     if kind == "group":
         groups = d.pick(*(count for count in (1, 2, 4, 8) if d.shape[1] % count == 0))
-        made = f"GroupNorm({d.arg('num_groups groups n_groups', groups)}, {channels})"
+        sizes = d.named(num_groups=d.arg("num_groups groups n_groups", groups), num_channels=channels)
+        made = f"GroupNorm({sizes})"
     elif kind == "instance":
         made = f"InstanceNorm{rank}d({channels}{d.pick('', '', ', affine=True')})"
     d.layer(f"{kind}_norm", f"norm {kind}_norm {kind[0]}n", made)
@@ -155,7 +164,8 @@ def dense(d, options, n):
     width = d.size(-1)
     if n not in d.sizes:
         d.sizes[n] = d.sized("hidden hidden_dim inner_dim expanded d_model", n)
-    d.layer("linear", options, f"Linear({width}, {d.sizes[n]}{d.pick('', '', '', ', bias=False')})")
+    sizes = d.named(in_features=width, out_features=d.sizes[n])
+    d.layer("linear", options, f"Linear({sizes}{d.pick('', '', '', ', bias=False')})")
 
 
 def pooling(d):
@@ -387,8 +397,10 @@ def product(d):
     d.input([names[letter] for letter in first])
     other = d.input([names[letter] for letter in second])
     d.apply("product", *spellings, y=other, factors=(a, b))
-    if d.chance(0.25):
+    if d.chance(0.4):
         d.apply(d.pick("transpose", "flip", "roll", "tril", "triu", "sort"), d=d.pick("0", "-1"))
+        if d.chance(0.6):  # the product is all that its kernel computes
+            return
     d.pick(formula, activation, scale)(d)
     maybe(d, 2)
 

@@ -203,9 +203,10 @@ class Style(Dice):
             out += self.docstring("        ", fields) if self.clutter and self.chance(0.3) else []
             out.append("        " + self.pick("super().__init__()", "super(Model, self).__init__()"))
             out += [f"        {line}" + self.comment(0.05) for line in program.init] + [self.hollow]
-        arguments = [value.text + ": torch.Tensor" * program.annotated for value, _ in program.inputs]
+        inputs = [(value.text, "torch.Tensor" if value.shape else "float") for value, _ in program.inputs]
+        arguments = [f"{name}: {kind}" if program.annotated else name for name, kind in inputs]
         out.append(f"    def forward(self, {', '.join(arguments)}){' -> torch.Tensor' * program.annotated}:")
-        out += self.docstring("        ", [(value.text, "torch.Tensor") for value, _ in program.inputs])
+        out += self.docstring("        ", inputs)
         return out + [f"        {line}" for line in self.body()]
 
     def constants_and_inputs(self) -> list[str]:

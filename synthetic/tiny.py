@@ -21,7 +21,7 @@ def train_tokenizer(texts, vocabulary):
     texts: one string for each example; a piece must occur in 0.2 % of them. vocabulary: tokens at most.
     """
     split = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\."
+        pre_tokenizers.Split(Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton|libdevice)\.[\w.]+\(?|self\."
                                    r"|[A-Za-z_]+ (?=[A-Za-z])|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     spread = Counter()  # in how many texts a piece occurs

@@ -111,7 +111,7 @@ class Muon(torch.optim.Optimizer):
     """torch.optim.Muon with adjust_lr_fn="match_rms_adamw", for all matrices of one shape at once.
 
     torch's works matrix by matrix: with 42 small matrices a slow CPU needs 29 ms to launch its operators, and 28 ms for
-    all the rest of a step. params: matrices in float32.
+    all the rest of a step. params: matrices in float32. The rate may be a tensor, as a CUDA graph needs it.
     """
 
     MOMENTUM = 0.95
@@ -134,7 +134,7 @@ class Muon(torch.optim.Optimizer):
                 update = orthogonal(gradients.lerp(momentum, self.MOMENTUM)).to(gradients.dtype)
                 torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
                 rate = group["lr"] * 0.2 * math.sqrt(max(shape))  # AdamW's update has a root mean square of about 0.2
-                torch._foreach_add_(matrices, list(update.unbind()), alpha=-rate)
+                torch._foreach_sub_(matrices, list((update * rate).unbind()))
 
 
 def orthogonal(matrices):

@@ -21,12 +21,14 @@ class TrainStep:
     matrices: it makes all singular values of a matrix's momentum about equal before it steps, so that a rare direction
     moves the matrix as much as a common one. Its steps get the size of AdamW's, so that both share a rate. On a GPU
     norms, rotary embeddings and activations are fused, by which a small model is bound. All layers are the same, so one
-    compiled layer serves for all: compiling the whole model takes two minutes.
+    compiled layer serves for all: compiling the whole model takes two minutes. And a whole step is one CUDA graph for
+    each shape of a batch, since launching its kernels one by one takes five times as long as they run.
     """
 
     def __init__(self, model, pretrained, host=False):
         self.model, self.pretrained = model, pretrained
         self.head = functools.partial(head_logits, model)
+        self.graphs = None  # shape of a batch -> (graph, its input, its loss), or None if there was one such batch
         if pretrained:
             self.optimizers = [ranks.sharded(make_adamw, model.parameters(), lr=0.0, betas=(0.9, 0.95),
                                              weight_decay=0.01, host=host, fused=True)]
@@ -34,16 +36,19 @@ class TrainStep:
                 recompute_layers(model)
             return
         layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
-        if model.device.type == "cuda":
+        gpu = model.device.type == "cuda"
+        if gpu:
             for layer in layers:
                 layer.compile(dynamic=True)
+            self.graphs, self.pool = {}, torch.cuda.graph_pool_handle()
+            self.rate = torch.zeros((), device=model.device)  # a graph reads it
         inner = set(layers.parameters())
         groups = [{"params": [], "weight_decay": 0.1}, {"params": [], "weight_decay": 0.1},
                   {"params": [], "weight_decay": 0.0}]  # matrices of the layers, other matrices, vectors
         for p in model.parameters():
             groups[2 if p.dim() < 2 else p not in inner]["params"].append(p)
         self.optimizers = [Muon([groups.pop(0)]),
-                           make_adamw(groups, lr=0.0, betas=(0.9, 0.95), fused=True)]
+                           make_adamw(groups, lr=0.0, betas=(0.9, 0.95), fused=True, capturable=gpu)]
 
     def __call__(self, parts, rate):
         """One step at a learning rate, on [(ids, targets), ...] from the CPU. Returns the loss, L in sft.py.
@@ -51,6 +56,27 @@ class TrainStep:
         ids (B, L); targets (B, L): the next token where it is learnt, else -100. With several ranks each computes its
         share of the parts; the loss that it returns is its share, too.
         """
+        if self.graphs is None or len(parts) > 1:
+            return self._update(parts, rate)
+        self.rate.fill_(rate)
+        batch = parts[0]
+        shape = batch[0].shape
+        if shape not in self.graphs:  # the first batch compiles what is missing, and makes the optimisers' state
+            self.graphs[shape] = None
+            return self._update(parts, self.rate)
+        if self.graphs[shape] is None:
+            graph, held = torch.cuda.CUDAGraph(), [x.to(self.model.device) for x in batch]
+            with torch.cuda.graph(graph, pool=self.pool):
+                loss = self._update([held], self.rate)
+            self.graphs[shape] = graph, held, loss
+        graph, held, loss = self.graphs[shape]
+        for there, here in zip(held, batch):
+            there.copy_(here)
+        graph.replay()
+        return loss
+
+    def _update(self, parts, rate):
+        """One step, kernel by kernel. rate: a number, or a tensor that a graph reads."""
         weighed = [(*part, weights) for part, weights in zip(parts, self._weights(parts))]
         total = 0.0
         for part in dealt(weighed):
@@ -92,20 +118,24 @@ class TrainStep:
         if self.pretrained:
             rows = sum(map(len, counts))
             return [1 / (rows * count.clamp(min=1)) for count in counts]
-        tokens = max(1, sum(count.sum().item() for count in counts))
-        return [torch.full(count.shape, 1 / tokens) for count in counts]
+        tokens = sum(count.sum() for count in counts).clamp(min=1)
+        return [(1 / tokens).expand_as(count) for count in counts]
 
     def _loss(self, ids, targets, weights) -> torch.Tensor:
         """sum over rows i and their learnt tokens of -w_i log pi(token), a scalar."""
         device = self.model.device
         learnt = targets >= 0
-        positions = learnt.flatten().nonzero()[:, 0]  # (N,)
-        weights = weights[:, None].expand_as(targets)[learnt]  # (N,)
+        weights = weights[:, None].expand_as(targets)
+        if self.graphs is None:
+            positions = learnt.flatten().nonzero()[:, 0]  # (N,)
+            targets, weights = targets[learnt], weights[learnt]
+        else:  # how much a graph computes cannot hang on the data: it scores all positions
+            positions = torch.arange(learnt.numel(), device=learnt.device)
+            targets, weights = targets.clamp(min=0).flatten(), (weights * learnt).flatten()
         # Weights in float32 stay so, and products are computed in bfloat16. Weights in bfloat16 need no autocast.
         mixed = device.type == "cuda" and self.model.dtype == torch.float32
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-            logprobs = token_logprobs(self.model, self.head, ids.to(device), positions.to(device),
-                                      targets[learnt].to(device))
+            logprobs = token_logprobs(self.model, self.head, *(x.to(device) for x in (ids, positions, targets)))
         return -(logprobs * weights.to(device)).sum()
 
 

@@ -410,3 +410,26 @@ def test_matrices_that_begin_at_random_are_muons_but_for_the_embedding():
     muon, adamw = (set(sum((group["params"] for group in o.param_groups), [])) for o in step.optimizers)
     matrices = {p for name, p in model.named_parameters() if "layers" in name and "norm" not in name}
     assert muon == matrices and adamw == set(model.parameters()) - matrices
+
+
+def losses_of(graphs, device, update):
+    """Losses of ten steps on batches of two shapes in turn. update: the method of TrainStep that does a step."""
+    step = sft.TrainStep(small_model().to(device), pretrained=False)
+    step.graphs = {} if graphs else None
+    rng = np.random.default_rng(0)
+    batches = [[sft.collate(encoded(count, rng), 0)] for count in (4, 2) * 5]
+    losses = [getattr(step, update)(batch, 1e-3 * (n + 1)).item() for n, batch in enumerate(batches)]
+    return losses, step.graphs
+
+
+def test_scoring_all_positions_changes_nothing():
+    """What a graph computes, without a graph: positions that are not learnt have no weight."""
+    losses = losses_of(True, "cpu", "_update")[0]
+    assert losses == pytest.approx(losses_of(False, "cpu", "_update")[0], rel=1e-3) and losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_of_a_step_is_the_step():
+    losses, graphs = losses_of(True, "cuda", "__call__")
+    assert len(graphs) == 2 and all(graphs.values())
+    assert losses == pytest.approx(losses_of(False, "cuda", "__call__")[0], rel=0.02) and losses[-1] < 0.9 * losses[0]

@@ -159,9 +159,7 @@ class Candidate:
         output = self.program.run(tensors_in(after), mute, "noise" if mute else ("nan", "random")[trial % 2])
         changed = [i for i, x in enumerate(inputs)
                    if isinstance(x, torch.Tensor) and not torch.equal(raw(x), raw(after[i]))]
-        kept = self.program.kept
-        state = {name: kept[number] for name, number in self.program.named.items() if number in kept}
-        return self.reference.answer(output, after, state, changed, kept.values())
+        return self.reference.answer(output, after, self.program.named_state(), changed, self.program.kept.values())
 
 
 class Interpreted:
@@ -197,7 +195,7 @@ class Interpreted:
 def serve(connection, settings, secret):
     """Take orders, one after the other: to load a task, to drop one, to judge a candidate of one."""
     on_gpu = settings["device"] != "cpu"
-    loaded = {}
+    loaded, held = {}, 0  # held: bytes of the GPU's memory that the tasks take
     if on_gpu:
         torch.cuda.set_device(settings["device"])
         torch.cuda.init()
@@ -213,16 +211,13 @@ def serve(connection, settings, secret):
         else:
             answer = judge(loaded[source], *more)
         broken = on_gpu and is_broken()
-        if on_gpu and not broken:
-            free(always=order != "judge")  # before the answer, after which another judge may load a large task
+        if on_gpu and not broken:  # before the answer, after which another judge may load a large task
+            if order != "judge" or torch.cuda.memory_reserved() > held + SPARE:
+                gc.collect()  # a task, or what a candidate left, may be parts that refer to one another
+                torch.cuda.empty_cache()
+            if order != "judge":
+                held = torch.cuda.memory_reserved()
         connection.send((answer, broken))
-
-
-def free(always):
-    """Give cached memory of the GPU back, if it is much or `always`: other judges need it."""
-    if always or torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
-        gc.collect()  # the parts of a task that was dropped refer to one another
-        torch.cuda.empty_cache()
 
 
 def load(loaded, source, name, facts, settings, secret) -> dict:

@@ -2,7 +2,8 @@
 
 Both run in the judge's process on the same new inputs, the candidate first, so no answer exists while it runs. A batch
 is a random choice of calls in random order, from a cold cache; each call is a CUDA graph, so the host's gaps do not
-count. Before a batch the graphs' memory is filled with NaN, so a kernel finds nothing of an earlier one there.
+count. Before a batch all memory that belongs to no tensor is filled with a random byte, so a kernel finds nothing of an
+earlier one there.
 """
 
 import ctypes
@@ -16,8 +17,9 @@ import time
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from judge.trials import compare, loose, named
 from judge.program import Mode, bytes_in, copy_of, tensors_in
+from judge.reference import state_of
+from judge.trials import compare, loose
 from judge.verdict import Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement
@@ -82,6 +84,8 @@ class Binaries:
             module = ctypes.c_void_p()
             function = ctypes.c_void_p()
             name = binary["name"]
+            if b".nv.global" in binary["code"]:  # it would outlive all that is filled and set back
+                raise Failed(f"{name}: a kernel with global variables of its own is not supported")
             torch.cuda.synchronize()  # from here on this thread has a CUDA context
             self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["code"])
             self.call(name, "cuModuleGetFunction", ctypes.byref(function), module, name.encode())
@@ -233,11 +237,21 @@ def memory_of(graphs) -> dict:
     return memory
 
 
+def unused() -> list:
+    """[(address, bytes)] of this process's memory on the GPU that is no tensor's: free, or behind the end of one."""
+    places = []
+    for block in sum((segment["blocks"] for segment in torch.cuda.memory_snapshot()), []):
+        used = block["requested_size"] if block["state"].startswith("active") else 0
+        places.append((block["address"] + used, block["size"] - used))
+    return places
+
+
 def spoil(memory):
-    """Fill [(address, bytes)] of a GPU's memory with 0xFF, which floats show as NaN, on the current stream."""
+    """Fill [(address, bytes)] of a GPU's memory with a byte that no kernel can know, on the current stream."""
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    byte = random.SystemRandom().randrange(1, 255)
     for address, size in memory:
-        if status := driver().cuMemsetD8Async(ctypes.c_uint64(address), 255, ctypes.c_size_t(size), stream):
+        if size and (status := driver().cuMemsetD8Async(ctypes.c_uint64(address), byte, ctypes.c_size_t(size), stream)):
             raise RuntimeError(f"CUDA error {status}: a graph's memory cannot be filled")
 
 
@@ -254,11 +268,14 @@ def differing(tensors, others) -> list:
 class Side:
     """The calls of the reference or of a candidate, one for each slot of inputs, as CUDA graphs where that works."""
 
-    def __init__(self, call, slots, restore):
-        """call: from inputs to an output. slots: {number: inputs}. restore: sets the state back."""
+    def __init__(self, call, slots, restore, leaves):
+        """call: from inputs to an output. slots: {number: inputs}. restore: sets the state back. leaves: from an output
+        and the inputs behind it to {name: tensor} of all that is compared, also inputs and state that were changed.
+        """
         self.call = call
         self.slots = slots
         self.restore = restore
+        self.leaves = leaves
         self.graphs = {}
         self.memory = {}  # of the graphs, see memory_of
         self.outputs = {}
@@ -291,6 +308,7 @@ class Side:
         self.drawn = drawn
         for slot in drawn:
             spoil(self.memory.get(slot, ()))  # first, as a model may have put its state there
+        spoil(unused())
         self.restore()
         for slot, inputs in drawn.items():
             if slot not in self.slots:
@@ -310,9 +328,10 @@ class Side:
         return paused(queue, PAUSE if graphs else LONG_PAUSE) / 1e3
 
     def result(self, slot) -> list:
-        """[{name: copy of a tensor} that the last call on a slot returned; indices of inputs that it changed]."""
-        inputs = tensors_in(self.drawn[slot])
-        return [named(tensors_in(copy_of(self.outputs[slot]))), differing(tensors_in(self.slots[slot]), inputs)]
+        """[{name: copy of a tensor} of what the last call on a slot left; indices of inputs that it changed]."""
+        after = self.slots[slot]
+        changed = differing(tensors_in(after), tensors_in(self.drawn[slot]))
+        return [copy_of(self.leaves(self.outputs[slot], after)), changed]
 
 
 @functools.cache
@@ -336,7 +355,8 @@ class Clock:
         self.flops = counter.get_total_flops()
         self.needed = size + bytes_in(reference.state(False))
         call = torch.compile(model) if settings["baseline"] == "compile" else model
-        self.side = Side(lambda inputs: call(*inputs), self.slots, lambda: reference.load(self.perturbed))
+        self.side = Side(lambda inputs: call(*inputs), self.slots, lambda: reference.load(self.perturbed),
+                         lambda output, inputs: reference.answer(output, inputs, state_of(model), ()).leaves)
         self.side.fill({0: inputs})
         one = min(self.side.seconds([0], False) for _ in range(4))  # the first takes long
         count = min(MOST_CALLS, INPUT_ROOM // max(size, 1), round(BATCH / max(one, 1e-6)))
@@ -363,7 +383,8 @@ class Clock:
         """
         self.perturbed = perturbed
         state = self.reference.state(perturbed)
-        side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state))
+        side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state),
+                    lambda output, inputs: self.reference.answer(output, inputs, program.named_state(), ()).leaves)
         timing = Timing()
         chance = random.Random(os.urandom(16))
         graphs = side.capture() and bool(self.side.graphs)

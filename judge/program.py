@@ -32,7 +32,7 @@ from judge.verdict import Failed
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # operators that write nothing
 # Operators that reach memory or files outside of a program's tensors, or write to the judge's output
 REFUSED = {"from_file", "set", "set_", "resize", "resize_", "resize_as", "resize_as_", "_resize_output",
-           "_resize_output_", "_print", "set_grad_enabled", "_cufft_set_plan_cache_max_size"}
+           "_resize_output_", "set_data", "_print", "set_grad_enabled", "_cufft_set_plan_cache_max_size"}
 MOST_JSON = 2 << 20  # bytes, about 20,000 rows; as Python's objects they are up to 50 times as large
 TORCH_NAMES = {str(value): value for value in vars(torch).values()
                if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))}
@@ -231,6 +231,10 @@ class Program:
             else:
                 self.kept[number] = laid_out(raw(value).to(self.device, copy=True), value)
 
+    def named_state(self) -> dict:
+        """{name: tensor} of its parameters and buffers, as they are now."""
+        return {name: self.kept[number] for name, number in self.named.items() if number in self.kept}
+
     def run(self, inputs, mute=(), poison=None, observer=None):
         """One forward's output. Raises Failed, and what PyTorch's operators raise.
 
@@ -240,6 +244,8 @@ class Program:
         observer: a Mode, whose `launch` does each launch; see prices.Operators.
         """
         values = self.kept | dict(zip(self.inputs, inputs, strict=True))
+        # Other tensors in the same memory: a row that changes the shape or strides of one in place changes no later call.
+        values = {number: laid_out(raw(tensor), tensor) for number, tensor in values.items()}
         for number in self.returned:  # new memory in each forward: what an earlier one has left there does not count
             values[number] = laid_out(torch.empty_like(raw(values[number])), values[number])
             fill(values[number], poison)

@@ -105,6 +105,10 @@ KINDS = {
     "a single row of zeros": kind("x / (x.norm() + 1e-5)", "through(x / x.norm())", "torch.randn(65536)"),
     "an empty row of a mask": kind(
         "x.sum(1).clamp(min=1).float()", "through(x.sum(1).float())", "torch.rand(64, 64) > 0.5"),
+    "one value of a mask's row": kind(
+        "x.sum(1).float()", "half = x[:, ::2]\n"
+        "return through(torch.where(half.all(1), 64, torch.where(half.any(1), x.sum(1), 0)).float())",
+        "torch.ones(256, 64).bool()", honest="through(x.sum(1).float())"),
     # Inputs that look constant
     "inputs from a seed": kind("x.sin()", "through(self.answer)", "(torch.manual_seed(0), torch.randn(64, 64))[1]",
                                "torch.manual_seed(0); self.answer = torch.randn(64, 64).sin()"),
@@ -143,6 +147,7 @@ def test_a_wrong_kernel_of_each_kind_fails_and_its_honest_twin_passes(judge, nam
 @pytest.mark.parametrize("returned, honest, inputs", [
     ("x.isnan()", "through(x.isnan())", "torch.randn(64, 64)"),  # it is False everywhere
     ("(x > 9).int()", "through((x > 9).int())", "torch.randn(64, 64)"),
+    ("x * 2", "x.t_()\nreturn through(x * 2).t()", "torch.randn(64, 64)"),  # the next call gets x as it was
     ("(10 * x).sin()", "through((10 * x.float()).sin().bfloat16())", "torch.randn(64, 256).bfloat16()")])
 def test_an_honest_kernel_passes(judge, returned, honest, inputs):
     task, code, _, _ = kind(returned, "x", inputs, honest=honest)

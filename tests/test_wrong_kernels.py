@@ -147,7 +147,6 @@ def test_a_wrong_kernel_of_each_kind_fails_and_its_honest_twin_passes(judge, nam
 @pytest.mark.parametrize("returned, honest, inputs", [
     ("x.isnan()", "through(x.isnan())", "torch.randn(64, 64)"),  # it is False everywhere
     ("(x > 9).int()", "through((x > 9).int())", "torch.randn(64, 64)"),
-    ("x * 2", "x.t_()\nreturn through(x * 2).t()", "torch.randn(64, 64)"),  # the next call gets x as it was
     ("(10 * x).sin()", "through((10 * x.float()).sin().bfloat16())", "torch.randn(64, 256).bfloat16()")])
 def test_an_honest_kernel_passes(judge, returned, honest, inputs):
     task, code, _, _ = kind(returned, "x", inputs, honest=honest)

@@ -41,6 +41,18 @@ CLUSTER = struct.Struct("i4xIII52xi4xi60x")  # two CUlaunchAttributes: 4, a clus
 CONFIG = struct.Struct("7IPPI4x")  # CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, how many
 
 
+MOST_GLOBALS = 256  # bytes of a binary's global variables: names of switches, which libdevice asks for
+
+
+def globals_of(code) -> int:
+    """Bytes of a binary's global variables: of its ELF sections .nv.global and .nv.global.init."""
+    start, = struct.unpack_from("<Q", code, 40)
+    size, count, names = struct.unpack_from("<HHH", code, 58)
+    sections = [struct.unpack_from("<IIQQQQ", code, start + size * i) for i in range(count)]
+    texts = code[sections[names][4]:]
+    return sum(section[5] for section in sections if texts[section[0]:].startswith(b".nv.global"))
+
+
 @functools.cache
 def driver():
     return ctypes.CDLL("libcuda.so.1")
@@ -84,7 +96,7 @@ class Binaries:
             module = ctypes.c_void_p()
             function = ctypes.c_void_p()
             name = binary["name"]
-            if b".nv.global" in binary["code"]:  # it would outlive all that is filled and set back
+            if globals_of(binary["code"]) > MOST_GLOBALS:  # they outlive all that is filled or set back
                 raise Failed(f"{name}: a kernel with global variables of its own is not supported")
             torch.cuda.synchronize()  # from here on this thread has a CUDA context
             self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["code"])

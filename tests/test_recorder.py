@@ -5,8 +5,13 @@ calls, or only because values are known, is refused.
 """
 
 import pytest
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 
 from candidates import agrees, copied, fails, indent, passes, problem, replaced, small_task, solution, verdict
+from judge.measured import MOST_GLOBALS, globals_of
 from tasks import Task
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -236,3 +241,24 @@ def test_buffers_that_the_reference_changes_are_compared_as_they_change(box):
     fails(box, task, replaced(copied(task), ("x * self.n", "x * 1.0")), "wrong values")
     twice = Task("twice", 0, replaced(task.source, ("self.n += 1\n", "self.n.mul_(0).add_(1)\n")))
     agrees(box, twice, replaced(copied(twice), ("x * self.n", "x * 1.0")))
+
+
+@triton.jit
+def roots(x):
+    tl.store(x, tl.sqrt(tl.load(x)))
+
+
+def test_a_binary_says_how_much_memory_of_its_own_it_has(monkeypatch, tmp_path):
+    """Libdevice asks for switches by their names, which are global variables. A kernel's text can smuggle in more."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def memory(number):
+        source = triton.compiler.ASTSource(roots, {"x": "*fp32"}, {})
+        options = {"num_warps": number}  # or the second would be the first, which Triton keeps
+        return globals_of(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"])
+
+    assert memory(1) < MOST_GLOBALS
+    make = CUDABackend.make_ptx
+    monkeypatch.setattr(CUDABackend, "make_ptx", lambda *arguments: make(*arguments).replace(
+        ".visible .entry", ".global .align 16 .b8 MEMO[65536];\n.visible .entry"))
+    assert memory(2) >= 65536

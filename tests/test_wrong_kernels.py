@@ -19,7 +19,7 @@ def judge(request):
     if request.param == "cpu":
         yield request.getfixturevalue("box")
     else:
-        with Sandbox("cuda", trials=3, timeout=60) as sandbox:
+        with Sandbox("cuda", timeout=60) as sandbox:
             yield sandbox
 
 

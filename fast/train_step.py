@@ -14,21 +14,22 @@ class TrainStep:
     """Forward, backward and an optimiser's step on a batch.
 
     pretrained: as the release trains (verl_patch/trainer/code/fsdp_sft_trainer.py): AdamW with weight decay 0.01 on all
-    parameters, and a loss in which every sequence weighs the same. From RECOMPUTED parameters on layers are computed
-    again in the backward pass. host: keep the optimiser's state in the host's memory.
+    parameters, and a loss in which every sequence weighs the same. With RECOMPUTED parameters or more, the backward
+    pass computes the layers again. host: keep the optimiser's state in the host's memory.
 
     Otherwise weights begin at random, and every token weighs the same. Muon (Keller Jordan, 2024) updates the layers'
     matrices: it makes all singular values of a matrix's momentum about equal before it steps, so that a rare direction
     moves the matrix as much as a common one. Its steps get the size of AdamW's, so that both share a rate. On a GPU
-    norms, rotary embeddings and activations are fused, by which a small model is bound. All layers are the same, so one
-    compiled layer serves for all: compiling the whole model takes two minutes. And a whole step is one CUDA graph for
-    each shape of a batch, since launching its kernels one by one takes five times as long as they run.
+    we fuse norms, rotary embeddings and activations, which limit a small model's speed. We compile each layer: all are
+    alike, so they share the compiled code. Compiling the whole model takes two minutes. And a whole step is one CUDA
+    graph for each shape of a batch, because launching its kernels one by one takes longer than running them.
     """
 
     def __init__(self, model, pretrained, host=False):
         self.model, self.pretrained = model, pretrained
         self.head = functools.partial(head_logits, model)
-        self.graphs = None  # shape of a batch -> (graph, its input, its loss), or None if there was one such batch
+        # None: no graphs. Else shape of a batch -> None after the first one, then (graph, its input, its loss)
+        self.graphs = None
         if pretrained:
             self.optimizers = [ranks.sharded(make_adamw, model.parameters(), lr=0.0, betas=(0.9, 0.95),
                                              weight_decay=0.01, host=host, fused=True)]
@@ -84,8 +85,8 @@ class TrainStep:
             loss.backward()
             total += loss.detach()
         norm = ranks.clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
-        # As the release we skip an update that is not finite, which would destroy every weight. Looking at the norm
-        # waits for the GPU, and a tiny model's steps are too short for that.
+        # With a pretrained model we skip an update that is not finite, as the release does: it would destroy every
+        # weight. For a tiny model we do not look. Reading the norm waits for the GPU, and its steps are too short.
         skipped = self.pretrained and not torch.isfinite(norm)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

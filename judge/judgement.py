@@ -159,7 +159,7 @@ class Candidate:
         output = self.program.run(tensors_in(after), mute, "noise" if mute else ("nan", "random")[trial % 2])
         changed = [i for i, x in enumerate(inputs)
                    if isinstance(x, torch.Tensor) and not torch.equal(raw(x), raw(after[i]))]
-        return self.reference.answer(output, after, self.program.named_state(), changed, self.program.kept.values())
+        return self.reference.answer(output, after, self.program.current_state(), changed, self.program.kept.values())
 
 
 class Interpreted:

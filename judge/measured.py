@@ -2,8 +2,8 @@
 
 Both run in the judge's process on the same new inputs, the candidate first, so no answer exists while it runs. A batch
 is a random choice of calls in random order, from a cold cache; each call is a CUDA graph, so the host's gaps do not
-count. Before a batch all memory that belongs to no tensor is filled with a random byte, so a kernel finds nothing of an
-earlier one there.
+count. Before a batch all memory that PyTorch holds and no tensor uses is filled with a random byte, so a kernel finds
+nothing of an earlier one there.
 """
 
 import ctypes
@@ -41,16 +41,16 @@ CLUSTER = struct.Struct("i4xIII52xi4xi60x")  # two CUlaunchAttributes: 4, a clus
 CONFIG = struct.Struct("7IPPI4x")  # CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, how many
 
 
-MOST_GLOBALS = 256  # bytes of a binary's global variables: names of switches, which libdevice asks for
+MOST_GLOBALS = 256  # bytes of global variables in a binary; libdevice keeps names of its switches there
 
 
-def globals_of(code) -> int:
+def bytes_of_globals(code) -> int:
     """Bytes of a binary's global variables: of its ELF sections .nv.global and .nv.global.init."""
     start, = struct.unpack_from("<Q", code, 40)
-    size, count, names = struct.unpack_from("<HHH", code, 58)
+    size, count, of_names = struct.unpack_from("<HHH", code, 58)
     sections = [struct.unpack_from("<IIQQQQ", code, start + size * i) for i in range(count)]
-    texts = code[sections[names][4]:]
-    return sum(section[5] for section in sections if texts[section[0]:].startswith(b".nv.global"))
+    names = code[sections[of_names][4]:]
+    return sum(section[5] for section in sections if names[section[0]:].startswith(b".nv.global"))
 
 
 @functools.cache
@@ -96,7 +96,7 @@ class Binaries:
             module = ctypes.c_void_p()
             function = ctypes.c_void_p()
             name = binary["name"]
-            if globals_of(binary["code"]) > MOST_GLOBALS:  # they outlive all that is filled or set back
+            if bytes_of_globals(binary["code"]) > MOST_GLOBALS:  # we never reset them, so results could be kept there
                 raise Failed(f"{name}: a kernel with global variables of its own is not supported")
             torch.cuda.synchronize()  # from here on this thread has a CUDA context
             self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["code"])
@@ -250,7 +250,7 @@ def memory_of(graphs) -> dict:
 
 
 def unused() -> list:
-    """[(address, bytes)] of this process's memory on the GPU that is no tensor's: free, or behind the end of one."""
+    """[(address, bytes)] of the GPU's memory that PyTorch holds and no tensor uses: free, or behind the end of one."""
     places = []
     for block in sum((segment["blocks"] for segment in torch.cuda.memory_snapshot()), []):
         used = block["requested_size"] if block["state"].startswith("active") else 0
@@ -264,7 +264,7 @@ def spoil(memory):
     byte = random.SystemRandom().randrange(1, 255)
     for address, size in memory:
         if size and (status := driver().cuMemsetD8Async(ctypes.c_uint64(address), byte, ctypes.c_size_t(size), stream)):
-            raise RuntimeError(f"CUDA error {status}: a graph's memory cannot be filled")
+            raise RuntimeError(f"CUDA error {status}: memory of the GPU cannot be filled")
 
 
 def thinned(tensors, step) -> dict:
@@ -280,14 +280,14 @@ def differing(tensors, others) -> list:
 class Side:
     """The calls of the reference or of a candidate, one for each slot of inputs, as CUDA graphs where that works."""
 
-    def __init__(self, call, slots, restore, leaves):
-        """call: from inputs to an output. slots: {number: inputs}. restore: sets the state back. leaves: from an output
-        and the inputs behind it to {name: tensor} of all that is compared, also inputs and state that were changed.
+    def __init__(self, call, slots, restore, compared):
+        """call: from inputs to an output. slots: {number: inputs}. restore: sets the state back. compared: from an
+        output, and the inputs after the call, to {name: tensor} of all that is compared: changed inputs and state, too.
         """
         self.call = call
         self.slots = slots
         self.restore = restore
-        self.leaves = leaves
+        self.compared = compared
         self.graphs = {}
         self.memory = {}  # of the graphs, see memory_of
         self.outputs = {}
@@ -316,7 +316,7 @@ class Side:
         return bool(self.graphs)
 
     def fill(self, drawn):
-        """Write inputs, {slot: inputs}, and set the state back. Of earlier replays nothing is left then."""
+        """Write inputs, {slot: inputs}, and set the state back. Nothing of these slots' earlier replays is left."""
         self.drawn = drawn
         for slot in drawn:
             spoil(self.memory.get(slot, ()))  # first, as a model may have put its state there
@@ -343,7 +343,7 @@ class Side:
         """[{name: copy of a tensor} of what the last call on a slot left; indices of inputs that it changed]."""
         after = self.slots[slot]
         changed = differing(tensors_in(after), tensors_in(self.drawn[slot]))
-        return [copy_of(self.leaves(self.outputs[slot], after)), changed]
+        return [copy_of(self.compared(self.outputs[slot], after)), changed]
 
 
 @functools.cache
@@ -396,7 +396,7 @@ class Clock:
         self.perturbed = perturbed
         state = self.reference.state(perturbed)
         side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state),
-                    lambda output, inputs: self.reference.answer(output, inputs, program.named_state(), ()).leaves)
+                    lambda output, inputs: self.reference.answer(output, inputs, program.current_state(), ()).leaves)
         timing = Timing()
         chance = random.Random(os.urandom(16))
         graphs = side.capture() and bool(self.side.graphs)

@@ -231,7 +231,7 @@ class Program:
             else:
                 self.kept[number] = laid_out(raw(value).to(self.device, copy=True), value)
 
-    def named_state(self) -> dict:
+    def current_state(self) -> dict:
         """{name: tensor} of its parameters and buffers, as they are now."""
         return {name: self.kept[number] for name, number in self.named.items() if number in self.kept}
 
@@ -239,12 +239,13 @@ class Program:
         """One forward's output. Raises Failed, and what PyTorch's operators raise.
 
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
-        poison: what memory that no row has written holds: "nan", or "random" bytes; "noise", which is finite, where
-        kernels are left out; None: whatever is there.
+        poison: fills memory that no row has written. "nan": bytes of 255. "random": random bytes. "noise": finite
+        values, where kernels are left out. None leaves it as it is.
         observer: a Mode, whose `launch` does each launch; see prices.Operators.
         """
         values = self.kept | dict(zip(self.inputs, inputs, strict=True))
-        # Other tensors in the same memory: a row that changes the shape or strides of one in place changes no later call.
+        # Each forward gets its own tensor objects in the same memory. So a row that changes a shape or strides in place
+        # does not affect later calls.
         values = {number: laid_out(raw(tensor), tensor) for number, tensor in values.items()}
         for number in self.returned:  # new memory in each forward: what an earlier one has left there does not count
             values[number] = laid_out(torch.empty_like(raw(values[number])), values[number])

@@ -151,15 +151,14 @@ FIRST = ["scaled", "zero", END, "large constant", "high", "tiny", "every Nth hig
 
 
 def vary_mask(x, strength):
-    """Some rows of ones, of zeros unless it is WEAK, the others as drawn, or random if x is zeros or ones alone.
-
-    In a fifth of all rows one value is then turned round: a mask must be read whole.
+    """A quarter of the rows become ones, and a quarter zeros unless `strength` is WEAK. The others stay as drawn, or
+    become random if x is zeros or ones alone. In a fifth of the rows one value is flipped: a mask must be read whole.
     """
     uniform = torch.rand(*x.shape[:-1], 1, device=x.device)
-    drawn = x.bool() if x.any() and not x.all() else chance(x, 0.5)
-    rows = (uniform > (0.25 if strength > WEAK else 0)) & drawn | (uniform > 0.75)
+    base = x.bool() if x.any() and not x.all() else chance(x, 0.5)
+    mask = (uniform > (0.25 if strength > WEAK else 0)) & base | (uniform > 0.75)
     order = torch.rand(x.shape, device=x.device)
-    return x.clone().copy_(rows ^ (order == order.amax(-1, keepdim=True)) & ((uniform - 0.5).abs() > 0.4))
+    return x.clone().copy_(mask ^ (order == order.amax(-1, keepdim=True)) & ((uniform - 0.5).abs() > 0.4))
 
 
 def vary(x, domain, trial, start, strengths):

@@ -273,10 +273,10 @@ class Draft(Dice):
         else:
             self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())
 
-    def named(self, **arguments) -> str:
+    def layer_arguments(self, **arguments) -> str:
         """Arguments of a layer: in_dim, out_dim     or now and then     in_features=in_dim, out_features=out_dim"""
-        named = self.chance(0.15)
-        return ", ".join(f"{name}={value}" if named else str(value) for name, value in arguments.items())
+        by_name = self.chance(0.15)
+        return ", ".join(f"{name}={value}" if by_name else str(value) for name, value in arguments.items())
 
     def layer(self, name, options, constructor, **fields) -> str:
         """The next operator as a layer of torch.nn, kept on self under one of `options`. Returns where: self.act"""
@@ -405,7 +405,7 @@ def linear(d):
     kind = d.pick("layer", "layer", "layer", "layer", "parameter", "input")
     if kind == "layer":
         bias = ", bias=False" if d.chance(0.15) else ""
-        sizes = d.named(in_features=i, out_features=o)
+        sizes = d.layer_arguments(in_features=i, out_features=o)
         d.layer("linear", "linear fc gemm proj lin dense", f"Linear({sizes}{bias})")
         return
     if kind == "parameter":
@@ -422,7 +422,7 @@ _EXTENTS = {1: (128, 256), 2: (16, 24, 32), 3: (8, 10)}
 
 
 def convolution(d, same=False):
-    """A convolution of 1 to 3 dimensions, or a transposed one. same: one that keeps the shape, which is saved."""
+    """A convolution of 1 to 3 dimensions, or a transposed one. same: it keeps the shape, and its input is saved."""
     rank = d.pick(2, 2, 2, 2, 3, 1)
     kernel = d.pick(3, 3, 3, 5, 1, 1 if same else 2)
     channels = d.pick(8, 16, 32)
@@ -435,16 +435,16 @@ def convolution(d, same=False):
     k = d.sized("kernel_size kernel_size k ks", kernel)
     if rank > 1 and not same and d.chance(0.1):
         k = d.arg("kernel_size kernel", tuple(d.pick(2, 3, 5) for _ in range(rank)), "tuple")
-    options = d.named(in_channels=i, out_channels=o, kernel_size=k)
+    options = d.layer_arguments(in_channels=i, out_channels=o, kernel_size=k)
     if d.chance(0.2) and "=" not in options:
         options = f"{i}, {o}, kernel_size={k}"
     if same:
         options += f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}"
-    all_passed = d.chance(0.2)  # every option is an argument of the constructor, as in layers that are only wrapped
+    all_options = d.chance(0.2)  # the constructor has an argument for each, as in layers that are only wrapped
     for name, (share, annotation, values) in _OPTIONS.items():
-        if (d.chance(share) or all_passed) and (name == "bias" or not same):
+        if (d.chance(share) or all_options) and (name == "bias" or not same):
             value = d.pick(*values.split())
-            if all_passed or d.chance(0.4):
+            if all_options or d.chance(0.4):
                 value = d.pick(d.arg, d.default)(name, value, annotation)
             options += f", {name}={value}"
     sizes = [d.const(names, d.pick(*_EXTENTS[rank])) for names in ("depth D", "height H", "width W length")[-rank:]]

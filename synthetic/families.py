@@ -97,7 +97,7 @@ def opaque_step(d):
 
 
 def row_operator(d, dim=""):
-    """Softmax, scans and norms over a dimension, by default the last: x = torch.log_softmax(x, dim=-1)"""
+    """Softmax, scans, norms and the like over a dimension, by default the last: x = torch.log_softmax(x, dim=-1)"""
     kinds = ["softmax", "softmax", "log_softmax", "rms", "rms", "l2", "normalize", "cumsum", "share"]
     kinds += ["cumprod", "cumsum", "centre", "mean_abs", "softmin"] if dim else ["layer_norm"] * 2
     kind = d.pick(*kinds)
@@ -105,14 +105,14 @@ def row_operator(d, dim=""):
         rank = len(d.shape)
         first = d.pick(*[rank - 1] * 3, *range(2, rank - 1))  # of the dimensions that make a row
         shape = d.shape[-1] if first == rank - 1 else tuple(d.shape[first:])
-        kind = "int" if first == rank - 1 else "tuple"
-        if kind == "tuple" or d.chance(0.4):
-            width = d.arg("normalized_shape norm_shape width", shape, kind)
+        annotation = "int" if first == rank - 1 else "tuple"
+        if annotation == "tuple" or d.chance(0.4):
+            width = d.arg("normalized_shape norm_shape width", shape, annotation)
         else:
             width = d.size(-1)
         eps = f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
-        row = str(tuple(range(first, rank)))
-        d.layer("layer_norm", "norm ln layer_norm", f"LayerNorm({d.named(normalized_shape=width)}{eps})", d=row)
+        made = f"LayerNorm({d.layer_arguments(normalized_shape=width)}{eps})"
+        d.layer("layer_norm", "norm ln layer_norm", made, d=str(tuple(range(first, rank))))
         return
     dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
     if kind == "rms":
@@ -149,10 +149,10 @@ def normalization(d):
     rank = len(d.shape) - 2
     channels = d.size(1)
     kind = d.pick("group", "group", "instance", "batch", "batch") if rank else "batch"
-    made = f"BatchNorm{max(1, rank)}d({d.named(num_features=channels)})"
+    made = f"BatchNorm{max(1, rank)}d({d.layer_arguments(num_features=channels)})"
     if kind == "group":
         groups = d.pick(*(count for count in (1, 2, 4, 8) if d.shape[1] % count == 0))
-        sizes = d.named(num_groups=d.arg("num_groups groups n_groups", groups), num_channels=channels)
+        sizes = d.layer_arguments(num_groups=d.arg("num_groups groups n_groups", groups), num_channels=channels)
         made = f"GroupNorm({sizes})"
     elif kind == "instance":
         made = f"InstanceNorm{rank}d({channels}{d.pick('', '', ', affine=True')})"
@@ -164,7 +164,7 @@ def dense(d, options, n):
     width = d.size(-1)
     if n not in d.sizes:
         d.sizes[n] = d.sized("hidden hidden_dim inner_dim expanded d_model", n)
-    sizes = d.named(in_features=width, out_features=d.sizes[n])
+    sizes = d.layer_arguments(in_features=width, out_features=d.sizes[n])
     d.layer("linear", options, f"Linear({sizes}{d.pick('', '', '', ', bias=False')})")
 
 
@@ -386,7 +386,7 @@ def weighted(d):
 
 
 def product(d):
-    """A product of matrices, or of stacks of them, in any arrangement of the factors."""
+    """A product of matrices, or of stacks of them: an arrangement of expressions.toml."""
     first, second, a, b, spellings = d.pick(*EXPRESSIONS["products"])
     choices = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
                "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}

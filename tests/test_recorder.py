@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 
 from candidates import agrees, copied, fails, indent, passes, problem, replaced, small_task, solution, verdict
-from judge.measured import MOST_GLOBALS, globals_of
+from judge.measured import MOST_GLOBALS, bytes_of_globals
 from tasks import Task
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_binary_says_how_much_memory_of_its_own_it_has(monkeypatch, tmp_path):
     def memory(number):
         source = triton.compiler.ASTSource(roots, {"x": "*fp32"}, {})
         options = {"num_warps": number}  # or the second would be the first, which Triton keeps
-        return globals_of(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"])
+        return bytes_of_globals(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"])
 
     assert memory(1) < MOST_GLOBALS
     make = CUDABackend.make_ptx

@@ -203,7 +203,7 @@ class Style(Dice):
             out += self.docstring("        ", fields) if self.clutter and self.chance(0.3) else []
             out.append("        " + self.pick("super().__init__()", "super(Model, self).__init__()"))
             out += [f"        {line}" + self.comment(0.05) for line in program.init] + [self.hollow]
-        inputs = [(value.text, "torch.Tensor" if value.shape else "float") for value, _ in program.inputs]
+        inputs = [(value.text, "float" if value.shape is None else "torch.Tensor") for value, _ in program.inputs]
         arguments = [f"{name}: {kind}" if program.annotated else name for name, kind in inputs]
         out.append(f"    def forward(self, {', '.join(arguments)}){' -> torch.Tensor' * program.annotated}:")
         out += self.docstring("        ", inputs)

@@ -1,7 +1,8 @@
 """Made by program, not by a model: training problems with known solutions, and the tiny model's cold start.
 
     program.py      operators; a program: a list of steps; its text as a problem, as a user may have written it
-    draft.py        a program while it is drawn, and the heads that problems begin with
+    draft.py        a program while it is drawn
+    heads.py        what problems begin with
     families.py     kinds of steps, kinds of problems
     kernels.py      one Triton kernel
     planner.py      a program as a solution: which steps join which kernel
@@ -11,7 +12,7 @@
     lessons.py      examples about redundant operators, long and brief ones
     tiny.py         the tiny model: tokenizer, random weights
 
-    program -.- draft - families -----.- training - examples - lessons - sft.py - tiny
+    program -.- draft - heads - families ------.- training - examples - lessons - sft.py - tiny
              '- kernels - planner - redundant -'
 
 Their tables are data: operators.toml (how problems spell an operator, how kernels compute it), expressions.toml (of

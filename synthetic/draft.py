@@ -1,4 +1,4 @@
-"""A program while it is drawn, and the heads that problems begin with.
+"""A program while it is drawn.
 
 Each step runs on PyTorch's meta device when it is drawn (tensors without data), so nothing here knows rules for shapes.
 """
@@ -143,10 +143,7 @@ class Draft(Dice):
         """A scalar operand: a constructor argument kept on self, a fixed attribute, a literal, or a number as input."""
         kind = self.r.random()
         if kind > 0.95 and self.program.inputs:
-            name = self.new_variable(options)
-            self.space[name] = self.evaluate(value)
-            self.program.inputs.append((self.value(name), value))
-            return self.program.inputs[-1][0]
+            return self.input([], value, self.new_variable(options))
         if kind < 0.55:
             return Value(self.kept(options, value, "float"))
         return Value(self.attribute(options, value) if kind < 0.7 else value)
@@ -163,10 +160,12 @@ class Draft(Dice):
 
     # ---- inputs and steps
 
-    def input(self, dims, maker="") -> Value:
-        """A tensor among the inputs of forward. dims: expressions; maker: what makes it, torch.randn(dims) or so."""
-        inputs, name = self.program.inputs, self.variable
-        if inputs:
+    def input(self, dims, maker="", name="") -> Value:
+        """An input of forward, most often a tensor. dims: expressions; maker: what makes it, torch.randn(dims) or so."""
+        inputs = self.program.inputs
+        if not name and not inputs:
+            name = self.variable
+        elif not name:
             name = "B" if self.variable == "A" and len(inputs) == 1 else self.new_variable(WORDS["others"])
         if not maker:
             maker = f"{self.pick('torch.randn', 'torch.rand', 'torch.randn')}({', '.join(dims)})"
@@ -367,93 +366,3 @@ class Draft(Dice):
         others = [value.text for value in step.operands.values() if value != before.result]
         once = step.spelling.count(f"{{{next(iter(step.operands))}}}") == 1 and step.source == before.result
         return readers == [step] and once and step.result.text not in others and not before.inline
-
-
-# ---- Heads: what a problem begins with
-
-def plain_input(d, *ranks):
-    """An input of 2 to 4 dimensions with about 64 K elements."""
-    dimensions = WORDS["plain_inputs"][str(d.pick(*ranks))]
-    which = d.r.randrange(len(dimensions[0][1]))
-    for i, (options, sizes) in enumerate(dimensions):
-        n = d.near(sizes[which]) if i else sizes[which]
-        d.dims.append(d.const(options, n))
-        if i:
-            d.sizes.setdefault(n, d.dims[-1])
-    d.input(d.dims)
-
-
-def features(d):
-    """An input of rows of features."""
-    batch = d.const("batch_size N B rows", d.pick(64, 128, 256))
-    n = d.near(32, 64, 128)
-    width = d.arg("in_features input_size in_dim d_in width dim", n)
-    middle = [d.const("tokens seq_len length T", d.pick(8, 16))] if d.chance(0.2) else []
-    d.sizes = {n: width}
-    d.dims = [batch, *middle, width]
-    d.input(d.dims)
-
-
-def linear(d):
-    """A matrix product: a layer, a parameter, or a second input."""
-    features(d)
-    i = d.dims[-1]
-    n_out = d.near(128, 256, 512)
-    o = d.arg("out_features output_size hidden_size d_out", n_out)
-    d.sizes = {n_out: o}
-    d.dims[-1] = o
-    kind = d.pick("layer", "layer", "layer", "layer", "parameter", "input")
-    if kind == "layer":
-        bias = ", bias=False" if d.chance(0.15) else ""
-        sizes = d.layer_arguments(in_features=i, out_features=o)
-        d.layer("linear", "linear fc gemm proj lin dense", f"Linear({sizes}{bias})")
-        return
-    if kind == "parameter":
-        factor = d.value(d.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}) * 0.1)"))
-    else:  # the second factor is an input, as in a plain matrix product: get_inputs alone uses the sizes
-        d.program.args.clear()
-        factor = d.input([i, o])
-    d.apply("product", "torch.matmul({x}, {y})", "{x} @ {y}", y=factor, factors=("{x}", "{y}"))
-
-
-_OPTIONS = {"stride": (0.3, "int", "1 2"), "padding": (0.35, "int", "1 0 2"), "groups": (0.08, "int", "1"),
-            "dilation": (0.06, "int", "2 2 1"), "bias": (0.3, "bool", "False True")}  # how often, type, values
-_EXTENTS = {1: (128, 256), 2: (16, 24, 32), 3: (8, 10)}
-
-
-def convolution(d, same=False):
-    """A convolution of 1 to 3 dimensions, or a transposed one. same: it keeps the shape, and its input is saved."""
-    rank = d.pick(2, 2, 2, 2, 3, 1)
-    kernel = d.pick(3, 3, 3, 5, 1, 1 if same else 2)
-    channels = d.pick(8, 16, 32)
-    batch = d.const("batch_size batch_size N B", d.pick(2, 4, 8))
-    if same:
-        i = o = d.sized("channels planes dim", channels)
-    else:
-        i = d.sized("in_channels in_channels in_ch c_in", d.pick(1, 3, 4, 8, 16))
-        o = d.sized("out_channels out_channels out_ch c_out", channels)
-    k = d.sized("kernel_size kernel_size k ks", kernel)
-    if rank > 1 and not same and d.chance(0.1):
-        k = d.arg("kernel_size kernel", tuple(d.pick(2, 3, 5) for _ in range(rank)), "tuple")
-    options = d.layer_arguments(in_channels=i, out_channels=o, kernel_size=k)
-    if d.chance(0.2) and "=" not in options:
-        options = f"{i}, {o}, kernel_size={k}"
-    if same:
-        options += f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}"
-    all_options = d.chance(0.2)  # the constructor has an argument for each, as in layers that are only wrapped
-    for name, (share, annotation, values) in _OPTIONS.items():
-        if (d.chance(share) or all_options) and (name == "bias" or not same):
-            value = d.pick(*values.split())
-            if all_options or d.chance(0.4):
-                value = d.pick(d.arg, d.default)(name, value, annotation)
-            options += f", {name}={value}"
-    sizes = [d.const(names, d.pick(*_EXTENTS[rank])) for names in ("depth D", "height H", "width W length")[-rank:]]
-    d.sizes = {channels: o}
-    d.rows_last = False
-    d.input([batch, i, *sizes])
-    if same:
-        d.save()
-    elif d.chance(0.3):
-        d.layer("conv_transpose", "conv_transpose deconv up conv_t", f"ConvTranspose{rank}d({options})")
-        return
-    d.layer("convolution", f"conv conv1 convolution conv{rank}d", f"Conv{rank}d({options})")

@@ -4,7 +4,8 @@ What varies: the operators, how each is spelled, shapes, names, and in program.p
 add a family: a function of a draft here, and its row of FAMILIES.
 """
 
-from synthetic.draft import Draft, convolution, features, linear, plain_input
+from synthetic.draft import Draft
+from synthetic.heads import convolution, features, linear, plain_input
 from synthetic.program import EXPRESSIONS, OPERATORS, WORDS, Program, problem_text
 from tasks import Task
 

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from candidates import all_pass
 from summarizer import lazy_advice
 from synthetic import families
-from synthetic.draft import Draft, plain_input
+from synthetic.draft import Draft
 from synthetic.families import FAMILIES, draw, task_of
+from synthetic.heads import plain_input
 from synthetic.kernels import SCANS
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
 from synthetic.program import EXPRESSIONS, OPERATORS, Operator, Value, problem_text

@@ -128,9 +128,9 @@ KINDS = {
         "self.bn(x)", "through(F.batch_norm(x, None, None, self.bn.weight, self.bn.bias, training=True))",
         state="self.bn = torch.nn.BatchNorm1d(64)", words="state bn.running_mean"),
     "a cache": kind(
-        "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)", "return through(x.sum(0))",
+        "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)", "return through(x.sum(0) + self.cache[64:].sum(0))",
         honest="self.cache[:64].copy_(x)\nreturn through(self.cache.sum(0))",
-        state="self.register_buffer('cache', torch.zeros(128, 64))", words="wrong"),
+        state="self.register_buffer('cache', torch.zeros(128, 64))", words="state cache"),
     "an input that changes into something else": kind(
         "x.mul_(2)\nreturn x.amax(1)", "y = through(x.amax(1) * 2)\nx.fill_(666)\nreturn y",
         honest="x.mul_(2)\nreturn through(x.amax(1))", words="input 0"),

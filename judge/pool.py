@@ -301,7 +301,7 @@ class Pool:
         with self.changed:
             if "unusable" not in known:
                 entry.blueprint, entry.facts, entry.room = known["blueprint"], known["facts"], known["room"]
-                judge.loaded[entry] = self.size(entry) if entry.alone else known["takes"]
+                judge.loaded[entry] = self.capacity if entry.alone else known["takes"]
                 return True
             judge.loaded.pop(entry, None)
             if "OutOfMemoryError" in known["unusable"] and entry.loading < self.capacity:

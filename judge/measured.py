@@ -2,8 +2,8 @@
 
 Both run in the judge's process on the same new inputs, the candidate first, so no answer exists while it runs. A batch
 is a random choice of calls in random order, from a cold cache; each call is a CUDA graph, so the host's gaps do not
-count. Before a batch all memory that PyTorch holds and no tensor uses is filled with a random byte, so a kernel finds
-nothing of an earlier one there.
+count. Before a candidate's batch all memory that PyTorch holds and no tensor uses is filled with a random byte, so a
+kernel finds nothing of an earlier one there.
 """
 
 import ctypes
@@ -320,7 +320,6 @@ class Side:
         self.drawn = drawn
         for slot in drawn:
             spoil(self.memory.get(slot, ()))  # first, as a model may have put its state there
-        spoil(unused())
         self.restore()
         for slot, inputs in drawn.items():
             if slot not in self.slots:
@@ -408,6 +407,7 @@ class Clock:
             calls = chance.sample(list(self.slots), max(1, len(self.slots) * 3 // 4))
             drawn = {slot: self.reference.inputs((key, slot), 0) for slot in calls}
             checked = chance.choice(calls)
+            spoil(unused())
             candidate, (got, written) = self.batch(side, drawn, checked, graphs)
             reference, (expected, allowed) = self.batch(self.side, drawn, checked, graphs)
             step = chance.choice((1, 5, 7, 11)) if self.needed > LARGE else 1

@@ -123,8 +123,6 @@ class Draft(Dice):
 
     def attribute(self, options, value) -> str:
         """An attribute of the model; returns the expression that reads it."""
-        if options != value and not self.plain and self.chance(0.12):
-            options = WORDS["functions"]
         name = options if options == value else self.name(options)
         self.program.init.append(f"self.{name} = {value}")
         setattr(self.space["self"], name, self.evaluate(value))
@@ -267,14 +265,10 @@ class Draft(Dice):
             return self.compose(name, fields)
         operator = OPERATORS[name]
         if operator.layer and not spellings and self.chance(0.4):
-            given = {}
+            given = dict(fields)
             for field_name, (options, values) in operator.numbers.items():
-                given[operator.reads[field_name]] = self.arg(options, self.pick(*values.split()), "float")
-            if not given:
-                constructor = operator.layer.format(**fields)
-            else:
-                constructor = f"{operator.layer.partition('(')[0]}({self.layer_arguments(**given)})"
-            self.layer(name, f"{name} act activation nonlin", constructor, **fields)
+                given[field_name] = self.arg(options, self.pick(*values.split()), "float")
+            self.layer(name, f"{name} act activation nonlin", operator.layer.format(**given), **fields)
         else:
             self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())
 

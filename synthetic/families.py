@@ -97,11 +97,6 @@ def opaque_step(d):
 # ---- Rows, reductions, normalisations
 
 
-def eps(d) -> str:
-    """A norm's further argument, or none."""
-    return f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
-
-
 def row_operator(d, dim=""):
     """Softmax, scans, norms and the like over a dimension, by default the last: x = torch.log_softmax(x, dim=-1)"""
     kinds = ["softmax", "softmax", "log_softmax", "rms", "rms", "l2", "normalize", "cumsum", "share"]
@@ -109,14 +104,15 @@ def row_operator(d, dim=""):
     kind = d.pick(*kinds)
     if kind == "layer_norm":
         rank = len(d.shape)
-        first = d.pick(*[rank - 1] * 3, *range(1, rank - 1))  # of the dimensions that make a row
+        first = d.pick(*[rank - 1] * 3, *range(2, rank - 1))  # of the dimensions that make a row
         shape = d.shape[-1] if first == rank - 1 else tuple(d.shape[first:])
         annotation = "int" if first == rank - 1 else "tuple"
         if annotation == "tuple" or d.chance(0.4):
             width = d.arg("normalized_shape norm_shape width", shape, annotation)
         else:
             width = d.size(-1)
-        made = f"LayerNorm({d.layer_arguments(normalized_shape=width)}{eps(d)})"
+        eps = f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
+        made = f"LayerNorm({d.layer_arguments(normalized_shape=width)}{eps})"
         d.layer("layer_norm", "norm ln layer_norm", made, d=str(tuple(range(first, rank))))
         return
     dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
@@ -158,7 +154,7 @@ def normalization(d):
     if kind == "group":
         groups = d.pick(*(count for count in (1, 2, 4, 8) if d.shape[1] % count == 0))
         sizes = d.layer_arguments(num_groups=d.arg("num_groups groups n_groups", groups), num_channels=channels)
-        made = f"GroupNorm({sizes}{eps(d)})"
+        made = f"GroupNorm({sizes})"
     elif kind == "instance":
         made = f"InstanceNorm{rank}d({channels}{d.pick('', '', ', affine=True')})"
     d.layer(f"{kind}_norm", f"norm {kind}_norm {kind[0]}n", made)
@@ -179,13 +175,6 @@ def pooling(d):
     kind = d.pick("Max", "Avg")
     k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
     return d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
-
-
-def pooled_features(d):
-    """x = self.pool(x.unsqueeze(1)).squeeze(1)"""
-    size = d.arg("kernel_size pool_kernel_size", 2)
-    path = d.attribute("pool max_pool avg_pool", f"nn.{d.pick('Max', 'Avg')}Pool1d({size})")
-    d.x = d.add("call", "{layer}({x}.unsqueeze(1)).squeeze(1)", {"layer": path}, d.next_name())
 
 
 def maybe(d, most=1):
@@ -219,8 +208,6 @@ def linear_chain(d):
     if d.chance(0.25) and len(d.shape) == 2:
         normalization(d)
     steps(d, d.r.randint(1, 4), saves=0.25)
-    if d.chance(0.08) and len(d.shape) == 2:
-        pooled_features(d)
     if d.chance(0.2):
         for _ in range(d.pick(1, 1, 2)):
             dense(d, "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", d.near(64, 128, 256))
@@ -241,8 +228,6 @@ def convolution_chain(d):
     elif d.chance(0.15):
         reduction(d)
         maybe(d)
-    elif d.chance(0.1) and len(d.shape) > 3:
-        d.apply("centre", d=str(tuple(range(2, len(d.shape)))))
 
 
 def rows(d):
@@ -251,9 +236,8 @@ def rows(d):
     steps(d, d.r.randint(0, 2))
     if d.chance(0.15):
         d.apply(d.pick("sort", "flip", "roll", "cummax", "cummin", "cat", "diff"), d="-1")
-    images = len(d.shape) == 4
-    if d.chance(0.5 if images else 0.65):
-        d.pick(row_operator, *[normalization] * 2 * images)(d)
+    if len(d.shape) < 4 and d.chance(0.65):
+        row_operator(d)
         steps(d, d.r.randint(0, 2))
     else:
         reduction(d)
@@ -274,11 +258,10 @@ def loss(d):
     """A mean or sum over everything: of torch.nn.functional, written in one expression, or step by step."""
     plain_input(d, 2, 2, 3)
     maybe(d, 2)
-    kind = d.pick("library", "at once", "step by step")
-    dims = d.dims if kind == "library" or d.chance(0.8) else d.dims[-1:]  # the target may be broadcast
-    target = d.input(dims, f"torch.rand({', '.join(dims)})")
+    target = d.input(d.dims, f"torch.rand({', '.join(d.dims)})")
     if d.chance(0.5):
         d.variable = d.new_variable("loss error err cost difference")
+    kind = d.pick("library", "at once", "step by step")
     if kind == "library":
         d.apply(d.pick(*_LOSSES), y=target)
     else:

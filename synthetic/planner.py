@@ -209,7 +209,7 @@ class Planner:
             j = self.take("row", i, k + 1, end, shape, dims)
             if j:
                 return j
-        if rows >= FEWEST_PROGRAMS or group or self.steps[k].name == "layer_norm":
+        if rows >= FEWEST_PROGRAMS or group:
             return self.take("sweep", i, k + 1, end, shape, dims)
 
     def loss(self, i):

@@ -98,7 +98,7 @@ def test_the_turn_after_a_broken_kernel_steps_back(examples):
         assert "# spoiled" in replies[0] and not any("# spoiled" in reply for reply in replies[1:])
         steps.append(len(planned(replies[1])) - len(planned(replies[0])))
     back, forth = sum(step < 0 for step in steps), sum(step > 0 for step in steps)
-    assert len(steps) > 8 and back > len(steps) / 3 and back > 3 * forth  # a plain first turn cannot step back
+    assert len(steps) > 8 and back > len(steps) / 2 and back > 3 * forth
 
 
 # ---- tokens

@@ -15,12 +15,10 @@ import pytest
 import tasks
 from candidates import TASK
 from conftest import configure, make_task
-from command import files
 from command.files import ROOT, find_path
 from command.options import complete, parse
 from command.process import UserError, run_command
 from reinforce import Options
-from synthetic import training
 from synthetic.training import evaluation_fingerprints, fingerprint, task_stream, training_tasks, unfit
 from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, folder_tasks, kernelbench_tasks, load_task,
                    redundant_tasks, scale_batch)
@@ -45,8 +43,7 @@ def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, capsys):
     files_of(tmp_path, good=PROBLEM, half="def f(:\n", other="x = 3\n")
     assert tasks.listed_tasks(tmp_path) == [Task(f"{tmp_path.name}/good", 0, PROBLEM)]  # broken ones do not stop it
     half, other = capsys.readouterr().out.splitlines()
-    assert f"{tmp_path}/half.py: not valid Python" in half
-    assert f"{tmp_path}/other.py: does not define Model, get_inputs, get_init_inputs" in other
+    assert "half.py: not valid Python" in half and "other.py: does not define Model, get_inputs" in other
     (tmp_path / "good.py").unlink()
     for path, message in ((tmp_path, "no problems there"), (tmp_path / "no", "no such folder")):
         with pytest.raises(TaskError, match=message):
@@ -68,9 +65,8 @@ def test_options_are_given_or_have_the_defaults_of_a_size():
     assert given == {"device": "cpu", "prs": False} and complete(Options, {}) == Options()
     assert [complete(Options, given, size).steps for size in range(3)] == [8, 100, 200]
     assert [complete(Options, {"gamma": share}).gamma for share in (0, 1)] == [0, 1]
-    for wrong, message in (("prs=no", "--prs: invalid boolean value: 'no'"), ("of=1", "--of=1"), ("prs", "--prs")):
-        with pytest.raises(UserError, match=message):
-            parse(Options, ["--set", wrong], "What it does.")
+    with pytest.raises(UserError, match="--prs: invalid boolean value: 'no'"):
+        parse(Options, ["--set", "prs=no"], "What it does.")
     for given, least in (({"gamma": 2}, "from 0 to 1"), ({"gamma": math.nan}, "from 0"), ({"n": 0}, "above 0")):
         with pytest.raises(UserError, match=f"choose a number {least}"):
             complete(Options, given)
@@ -182,7 +178,7 @@ def test_rows_of_the_papers_rl_data_are_problems(monkeypatch, capsys):
 def test_parquet_is_read_or_what_is_needed_is_told(tmp_path, monkeypatch):
     path = tmp_path / "rl.parquet"
     with monkeypatch.context() as patch:
-        patch.setattr(files.importlib.util, "find_spec", lambda name: None)
+        patch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(UserError, match="rl.parquet: reading parquet needs a reader: pip install pyarrow"):
             tasks.listed_tasks(path)
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -199,7 +195,7 @@ def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys
     told = capsys.readouterr().out
     assert f"near is left out: {NEAR}\n" in told and "random is left out: not deterministic" in told
     with monkeypatch.context() as patch:  # a run that is continued has decided already
-        patch.setattr(training, "unfit", None)
+        patch.setattr("synthetic.training.unfit", None)
         assert {task.source for task in itertools.islice(task_stream(args, fitness), 5)} == {fit}
     (tmp_path / "fit.py").unlink()
     with pytest.raises(TaskError, match=r"no problem can be trained on: 1 \w.*, 1 \w"):

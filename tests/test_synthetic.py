@@ -1,4 +1,5 @@
-"""The generator: programs, problems and solutions agree, techniques show up where asked for, how to add an operator."""
+"""The generator: programs, problems and solutions agree, techniques show up where asked for, how to add an operator;
+and which problems are near each other."""
 
 import itertools
 import math

@@ -1,14 +1,12 @@
 """Every built-in problem is usable, deterministic, not trivial, of the promised size, and scales by its batch alone."""
 
-import re
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from synthetic.families import FAMILIES, draw, task_of
-from tasks import builtin_tasks, scale_batch
+from tasks import builtin_tasks, construct, problem_id, scale_batch
 
 TASKS = builtin_tasks()
 
@@ -30,11 +28,9 @@ class LargestTensor(TorchDispatchMode):
 def build(source):
     """(model, inputs, the function that gives the next inputs) of a problem, both from one seed as every harness for
     this format makes them."""
-    names = {"__name__": "problem"}
-    exec(source, names)
     torch.manual_seed(0)
-    model = names["Model"](*names["get_init_inputs"]())
-    return model, names["get_inputs"](), names["get_inputs"]
+    model, get_inputs = construct(source)
+    return model, get_inputs(), get_inputs
 
 
 def work(model, inputs, *_):
@@ -46,7 +42,7 @@ def work(model, inputs, *_):
 
 def test_counts_and_names():
     for level, count in ((1, 20), (2, 16), (3, 5)):  # ids 1, 2, 3, ... without a gap: --ids means what it says
-        ids = [int(re.match(rf"level{level}/(\d+)_\w+$", task.name)[1]) for task in TASKS if task.level == level]
+        ids = [problem_id(task.name) for task in TASKS if task.level == level]
         assert ids == list(range(1, count + 1))
 
 

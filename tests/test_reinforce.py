@@ -176,8 +176,10 @@ def test_ablations(world):
     assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
     out = world("c", "--steps", "1", "--no-verify")
     summaries = records(out, 1, "summary")
-    assert {p["attempt"] is None for line in summaries for p in line["proposals"]} == {True}
-    assert metrics(out)[1]["staged"] and {line["reward"] for line in summaries} <= {0.0, 1.0}
+    assert metrics(out)[1]["staged"] and summaries
+    for line in summaries:  # a well-formed skill earns 1
+        assert {p["attempt"] is None for p in line["proposals"]} == {True}
+        assert line["reward"] == any(p["rejected"] is None for p in line["proposals"])
     out = world("frozen", "--steps", "1", "--freeze-selection", "--freeze-summary", "--set", "oversample=2")
     assert metrics(out)[1]["rows"]["selection"] > 0  # used and credited (not trained: test_credit.py)
     assert len({line["task"] for line in records(out, 1, "policy")}) == 4  # of five, for a batch of two

@@ -1,7 +1,6 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself; and the
 skill library: what it keeps, what it refuses, and what BM25 finds in it (selector.recall)."""
 
-import contextlib
 import json
 from collections import Counter
 from concurrent.futures import Future
@@ -41,12 +40,11 @@ def scripted(model):
 
 
 @pytest.mark.parametrize("reply, chosen, dropped", [
-    (selecting("skill-2", "skill-1", "skill-1"), ["skill-2", "skill-1"], []),
-    (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
-    (selecting("skill-0", "skill-1", "skill-2", "skill-3", "skill-0"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
-    (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
+    (selecting("skill-2", "skill-1", "skill-0", "skill-3", "skill-2"), ["skill-2", "skill-1", "skill-0"], ["skill-3"]),
+    (selecting("skill-9", "SKILL-2", None, {"name": 1}, "skill-1"), ["skill-1"],
+     ["skill-9", "SKILL-2", "None", "{'name': 1}"]),
     ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []), ("skill-1", [], []),
-    (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], [])])
+    (call("select_skills", selected_skills="skill-1"), [], [])])
 def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
     skills, gone = read_selection(extract_tool_call(reply, "select_skills"), SKILLS)
     assert [s.name for s in skills] == chosen and list(gone) == dropped
@@ -151,26 +149,20 @@ def trajectory(*speedups, task=None, skills=()):
     return Trajectory(task or make_task(), tuple(skills), turns)
 
 
-class LateSandbox:
+class LateSandbox(FakeSandbox):
     """Judges every kernel at once but for the code "late", which takes as long as nobody waits. A sampler, too."""
 
     def __init__(self, device):
-        self.device, self.late, self.waves = device, [], []
+        super().__init__(device)
+        self.late, self.waves = Future(), []
 
     def submit(self, pairs):
-        future = Future()
-        if pairs[0].code == "late" and self.device == "cuda":
-            self.late.append(future)
-        else:
-            future.set_result(Verdict())
-        return [future]
+        late = pairs[0].code == "late" and self.device == "cuda"
+        return [self.late] if late else super().submit(pairs)
 
     def wait(self, futures):
-        if self.late:
-            self.late.pop().set_result(Verdict())
-
-    def sampling(self):
-        return contextlib.nullcontext()
+        if not self.late.done():
+            self.late.set_result(Verdict())
 
     def write(self, prompts):
         self.waves.append([*prompts])
@@ -183,7 +175,7 @@ def test_with_a_gpu_a_wave_does_not_wait_for_its_last_verdicts(device, waves):
     def play(number):
         for code in ("late" if number == 0 else "first", "second"):
             assert (yield Prompt([number])) == "reply"
-            assert (yield Kernel(None, code)) == Verdict()
+            assert not (yield Kernel(None, code)).correct
 
     both = LateSandbox(device)
     assert sorted(play_in_waves(both, both, [*map(play, range(9))])) == [*range(9)]
@@ -223,17 +215,15 @@ LONG = CONTENT + " a" * (640 - len(CONTENT.split()))  # as long as a skill may b
 
 
 @pytest.mark.parametrize("reply, reasons", [
-    (proposing(entry(name="a"), entry(name="b")), [None, None]), (proposing(), []), ("", ["no tool call"]),
-    (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]),
-    (selecting("a"), ["no tool call"]), ("<tool_call>{</tool_call>", ["no tool call"]),
-    (call("update_skill_library", new_skills="x"), ["malformed"]), (call("update_skill_library"), ["malformed"]),
-    (proposing(None, entry()), ["malformed", None])] + [
+    (selecting("a"), ["no tool call"]), (call("update_skill_library", new_skills="x"), ["malformed"]),
+    (proposing(None, entry()), ["malformed", None]),
+    (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"])] + [
     (proposing(entry(**changes)), [reason]) for reason, several in {
         None: [{"tags": ["t"] * 16}, {"description": "d" * 500}, {"content": LONG},
                {"scope": "task_specific/softmax"}, {"content": "## Motivation\nx\n### Key idea\ny\n**Example**\nz"}],
-        "malformed": [{"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": None}, {"tags": ["t"] * 17},
-                      {"description": "d" * 501}, {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]},
-                      {"tags": []}, {"content": "Motivation: x\nExample: y"}],
+        "malformed": [{"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": "d" * 501},
+                      {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]}, {"tags": []}, {"tags": ["t"] * 17},
+                      {"content": "Motivation: x\nExample: y"}],
         "too long": [{"content": LONG + " a"}],
         "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"},
                         {"name": "skip_the_kernel"}]
@@ -293,7 +283,6 @@ def test_pass_rule(speedup, first, rejected):
     apply_pass_rule(proposal, attempt, before, 1.2)
     assert proposal.rejected == rejected and proposal.attempt is attempt
     assert proposal.skill.verify_speedup == (None if rejected else speedup)
-    assert bool(proposal.detail) == bool(rejected)
 
 
 def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
@@ -370,12 +359,10 @@ def test_a_broken_line_is_refused_with_its_number(tmp_path, line):
         SkillLibrary.of_model(tmp_path)
 
 
-@pytest.mark.parametrize("fields, scope, tags", [
-    ({"scope": "s", "author": 1}, "s", ()), ({"scope": None, "tags": None}, "general", ()),
-    ({"scope": "", "tags": ["a"]}, "general", ("a",))])
-def test_the_release_takes_lines_without_scope_or_list_of_tags(fields, scope, tags):
-    made = skill_from_json({"name": " n ", "description": "d", "content": "c"} | fields)
-    assert (made.name, made.scope, made.tags) == ("n", scope, tags)
+def test_the_release_takes_lines_without_scope_or_list_of_tags():
+    for nothing in (None, ""):
+        made = skill_from_json(RECORD | {"name": " n ", "scope": nothing, "tags": nothing, "author": 1})
+        assert (made.name, made.scope, made.tags) == ("n", "general", ())
 
 
 def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order():
@@ -391,6 +378,5 @@ def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order()
 def test_code_finds_what_a_skill_calls_otherwise(query, written):
     library = SkillLibrary([skill(f"s{i}", text) for i, text in enumerate(("scan", written, "sort", written))])
     assert recall(library, query) == [library.skills[1], library.skills[3]]  # half of the library; and no other
-    assert recall(library, query, top=1) == library.skills[1:2]
     assert recall(library, "unrelated vocabulary") == recall(library, "") == []
     assert recall(SkillLibrary(library.skills[:2]), "nothing of it") == library.skills[:2]  # too few to rank

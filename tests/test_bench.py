@@ -14,7 +14,7 @@ import torch
 import bench
 from backbone import Backbone, Completion
 from bench import Attempt, Sample
-from conftest import FakeSandbox, kernel, selecting
+from conftest import FakeSandbox, kernel, selecting, write_lines
 from chat.server import Server
 from judge.verdict import Verdict
 from command.files import ROOT
@@ -199,14 +199,14 @@ def test_no_rank_is_left_without_a_batch(tmp_path, monkeypatch):
 
 # ---- strategies
 
-KERNELS = [kernel(1.5), "I have no idea.", kernel(1.2), kernel(3.0), kernel(1.1), kernel(0.9)]
+KERNELS = [kernel(3.0), "I have no idea.", kernel(1.2), kernel(1.0), kernel(9.0), kernel(4.0), kernel(0.9)]
 
 
 @pytest.mark.parametrize("strategy, seen", [
-    ("parallel", ["", "", "", "", "", ""]), ("judge", ["", "0", "1", "2", "3", "4"]),
-    ("serial", ["", "0", "01", "012", "0123", "0123"])])
+    ("parallel", [""] * 7), ("judge", ["", "0", "1", "2", "3", "4", "5"]),
+    ("serial", ["", "0", "01", "012", "0123", "0123", "2345"])])
 def test_what_an_attempt_sees(strategy, seen, tmp_path):
-    """Attempts by number. serial shows 4: 0 earns 1.25, 1 nothing, 2 1.1, 3 2.0 and 4 1.05."""
+    """Attempts by number. serial shows the first of the best 4: 0, 4 and 5 earn 2.0, 1 nothing, 2 1.1 and 3 1.0."""
     replies, asked = iter(KERNELS), []
 
     def script(messages, generator):
@@ -215,7 +215,7 @@ def test_what_an_attempt_sees(strategy, seen, tmp_path):
         asked.append(messages)
         return next(replies)
 
-    sample, model = first(tmp_path / "results.jsonl", script, turns=6, strategy=strategy)
+    sample, model = first(tmp_path / "results.jsonl", script, turns=7, strategy=strategy)
     shown = [[message["content"] for message in messages if message["role"] == "assistant"] for messages in asked]
     assert ["".join(str(KERNELS.index(reply)) for reply in replies) for replies in shown] == seen
     assert model.asked.keys() == {(0.0 if strategy != "parallel" else 1.0, 99)}  # one sample is greedy if that helps
@@ -255,9 +255,8 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
     monkeypatch.setattr(bench.Backbone, "load", lambda path, device: model)
     good, hard = builtin_tasks(1)[0].source, builtin_tasks(1)[4].source
     sources = {"1_Good": good, "2_Bad": good.replace("F.softplus(x)", "F.no_softplus_there(x)"), "3_Hard": hard}
-    (tmp_path / "KernelBench/level1").mkdir(parents=True)
     for name, source in sources.items():
-        (tmp_path / f"KernelBench/level1/{name}.py").write_text(source)
+        write_lines(tmp_path / f"KernelBench/level1/{name}.py", source)
     arguments = (f"--device cpu --level 1 --ids 1-3 --samples 1 --turns 2 --kernelbench {tmp_path} --model {tmp_path} "
                  f"--out {out}").split()
     assert bench.main(arguments) == 0

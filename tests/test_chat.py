@@ -254,13 +254,12 @@ def test_a_policy_prompt_of_ones_own_has_a_place_for_skills(release_prompts, tmp
 
 
 @pytest.mark.parametrize("text, why", [
-    ("{", "ParserError"), ("prompts: {a: 1}", "no map of texts"), (None, "No such file"),
+    ("{", "ParserError"), ("prompts: {a: 1}", "no map of texts"),
     ("prompts: {a: b}\ntools: {summary: [{function: {name: f}}]}", "the tool of summary is called f"),
     ("per_turn_prompts: [{name: tool_response, template: '{0}'}]", "IndexError")])
 def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, why):
     path, before = tmp_path / "x.yaml", dict(prompts.PROMPTS)
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
     with pytest.raises(UserError, match=f"^[^\n]*{why}[^\n]*$"):
         prompts.read_prompts(path)
     assert prompts.PROMPTS == before

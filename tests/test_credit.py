@@ -16,7 +16,7 @@ from advantages import BASELINES, Row, credit, cross_scheme, mismatched, policy_
 from backbone import Completion, Sampling
 from conftest import configure, plain_logprobs, slow_policy_advantages
 from fast import rescore
-from policy import REWARDS, Trajectory, reward_turns
+from policy import REWARDS, reward_turns
 from skills import Skill, SkillLibrary
 from test_roles import trajectory
 
@@ -247,15 +247,6 @@ def test_the_first_tasks_that_vary_are_trained_on():
     assert advantages_of(credited(*episodes, batch=2)) == [-1.0, 1.0, -3.0, -3.0, 3.0, 3.0]
     assert [e.trajectories[0].turns[0].masked for e in episodes] == ["group", None, None, "group"]
     assert len(credited(episode_of(tasks[0]), min_std=0.0)) == 2
-
-
-def test_each_scheme_has_n_rollouts_in_order_and_the_last_one_is_the_null_scheme(monkeypatch):
-    monkeypatch.setattr(policy, "rollout", lambda model, sandbox, jobs, *_: [
-        Trajectory(task, skills) for task, skills in jobs])
-    episodes = [reinforce.Episode(task, [SimpleNamespace(skills=("a",)), SimpleNamespace(skills=())]) for task in "xy"]
-    reinforce.roll_out(RUN, episodes, 3, 2, Sampling(9), None)
-    assert [[(t.task, t.skills, t.number) for t in e.trajectories] for e in episodes] == [
-        [(task, skills, number) for number, skills in enumerate((("a",), ("a",), (), (), (), ()))] for task in "xy"]
 
 
 def test_selections_of_the_same_skills_share_their_rollouts():

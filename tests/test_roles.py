@@ -15,7 +15,7 @@ from chat.calls import extract_tool_call
 from command.process import UserError
 from conftest import (CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting,
                       write_lines)
-from policy import Kernel, Prompt, Trajectory, Turn, best_window, play_in_waves, rollout, rollout_metrics
+from policy import Kernel, Prompt, Trajectory, Turn, play_in_waves, rollout, rollout_metrics
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
@@ -306,12 +306,6 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     first.reward, second.reward = 0.0, 1.0
     assert summary_metrics([first, second]) == {"reward_summary": 0.5, "summaries": 2, "proposals": 4, "passed": 2,
                                                 "rejected": {"malformed": 1, "too slow": 1}}
-
-
-def test_serial_scaling_shows_the_first_of_the_best_windows():
-    turns = trajectory(3.0, 1.0, 9.0, 1.0).turns  # 9 counts as 3
-    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]  # the first
-    assert best_window(turns[1:3], keep=1) == turns[2:3]  # the last window
 
 
 def test_a_parents_chance_falls_with_its_rank():

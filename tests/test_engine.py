@@ -37,8 +37,6 @@ def compare_attention(device, dtype, bound, n, heads, groups, dim, length):
     values[slots[-1], :, -1] += 30  # so that it shows if the last one is not read
     want = attend_in_pytorch(query.float(), keys.float(), values.float(), dim**-0.5, where)
     assert (attend(query, keys, values, dim**-0.5, where) - want).abs().max() < bound
-    where[:, 1].clamp_(max=length - 2)
-    assert (attend(query, keys, values, dim**-0.5, where) - want)[-1].abs().max() > bound
 
 
 @needs_gpu

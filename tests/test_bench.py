@@ -84,7 +84,7 @@ class Scripted(Server):
     large, context, check_lengths = False, 4096, Backbone.check_lengths
 
     def __init__(self, script):
-        self.script, self.systems = script, []  # systems: the system message of each prompt
+        self.script = script
         self.asked = Counter()  # (temperature, longest reply) -> replies
 
     @contextlib.contextmanager
@@ -95,7 +95,6 @@ class Scripted(Server):
     def write(self, prompts):
         for key, prompt in prompts.items():
             self.asked[self.sampling.temperature, self.sampling.max_new_tokens] += 1
-            self.systems.append(prompt.messages[0]["content"])
             yield key, Completion(prompt, [1], [0.0], self.script(prompt.messages, self.generator), True)
 
 
@@ -135,16 +134,10 @@ def first(path, script, **more) -> tuple:
     return sample, model
 
 
-def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
-    tasks, model = builtin_tasks(1)[:2], Scripted(by_chance)
-    samples = run(tasks, tmp_path / "results.jsonl", model, LIBRARY)
-    assert model.asked == {(0, 99): 2, (1.0, 99): 12}  # selections; 2 tasks, 2 samples, 3 turns
-    assert model.sampling.top_p == 0.95 and model.sampling.max_prompt_tokens == 1000
-    assert ["Key Idea: one kernel softplus" in system for system in model.systems] == [False] * 2 + [True] * 12
-    assert [(len(s.turns), s.skills) for rows in samples.values() for s in rows][:2] == [(3, ["fuse"])] * 2
-    _, model = first(tmp_path / "without.jsonl", by_chance)
-    assert model.asked == {(0.0, 99): 3}  # no selection; one sample is greedy
-    assert not any("Key Idea: one" in system for system in model.systems)
+def test_one_sample_is_greedy_and_nothing_is_selected_without_a_library_or_with_bm25_alone(tmp_path):
+    """With a library and several samples: test_a_served_model_gets_the_skills_of_a_snapshot."""
+    sample, model = first(tmp_path / "without.jsonl", by_chance)
+    assert model.asked == {(0.0, 99): 3} and model.sampling.max_prompt_tokens == 1000 and sample.skills == []
     chosen, model = first(tmp_path / "bm25.jsonl", by_chance, library=LIBRARY, bm25_only=True)
     assert model.asked == {(0.0, 99): 3} and chosen.skills == ["fuse"]
 

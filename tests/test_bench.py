@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import math
-import re
 import sys
 from collections import Counter
 
@@ -232,13 +231,10 @@ def test_evolution_begins_with_nothing_and_then_shows_one_parent(tmp_path):
 # ---- the command
 
 def by_task(messages, generator):
-    """Of level1/1_AffineSoftplus turn 1: wrong; then right and fast. Else no code."""
+    """A right and fast kernel for level1/1_AffineSoftplus. Else no code."""
     if "softplus" not in messages[1]["content"]:
         return "This one is too hard."
-    code = (ROOT / "results/honest/level1_1_AffineSoftplus/candidate.py").read_text()
-    if not any(message["role"] == "assistant" for message in messages):
-        code = re.sub(r"(tl.store\(\w+_ptr \+ idx, \w+)", r"\1 + 1.0", code)
-    return f"```python\n{code}```"
+    return f"```python\n{(ROOT / 'results/honest/level1_1_AffineSoftplus/candidate.py').read_text()}```"
 
 
 def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
@@ -263,8 +259,6 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
     assert [good["correct"], bad["correct"], hard["correct"]] == [1, 0, 0]
     assert "no_softplus_there" in bad["error"] and "no code block" in hard["error"]
     assert (out / "report.html").stat().st_size > 10000
-    turns = bench.read_results(out / "results.jsonl")["level1/1_Good", 0].turns
-    assert [turn.verdict.correct for turn in turns] == [False, True]
     assert "(seed changed)" in refusal(bench.main, *arguments, "--seed", 1)
     model.asked.clear()
     assert bench.main(arguments) == 0 and not model.asked

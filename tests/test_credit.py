@@ -9,7 +9,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-import policy
 import reinforce
 import summarizer
 from advantages import BASELINES, Row, credit, cross_scheme, mismatched, policy_advantages, returns_to_go, varies
@@ -177,10 +176,6 @@ def test_replies_that_the_trainer_sees_otherwise_are_masked(model, mrs, turns, m
 
 # ---- score and credit, on episodes made by hand
 
-
-RUN = SimpleNamespace(options=configure({"device": "cpu"}), sandbox=None, model=None)
-
-
 def episode_of(rewards, selections=(), summaries=(), coverage=1.0):
     """An episode of rollouts with these rewards of their turns; 0 stands for a wrong kernel."""
     rollouts = [trajectory(*(reward or None for reward in row)) for row in rewards]
@@ -252,21 +247,8 @@ def test_selections_of_the_same_skills_share_their_rollouts():
     episode = reinforce.Episode(None, [SimpleNamespace(skills=skills) for skills in ((a, b), (b, a), (c,), ())])
     for skills, speedups in (((a, b), (1.0, 2.0)), ((b, a), (3.0,)), ((c,), (4.0, 1.0)), ((), (5.0,)), ((), (1.0,))):
         episode.trajectories.append(trajectory(*speedups, skills=skills))
-    reinforce.score(RUN, [episode])
+    reinforce.score(SimpleNamespace(options=configure({"device": "cpu"})), [episode])
     assert [s.reward for s in episode.selections] == [1.75, 1.75, 2.5, 2.0]  # 0.5 + 0.5 * the mean of the best speedups
-
-
-@pytest.mark.parametrize("proposals, reward, staged", [
-    ([(1.5, None), (2.5, None), (2.0, None), (9.0, "too slow")], 2.5, 2.5), ([], 0.0, None),
-    ([(400.0, None)], policy.SPEEDUP_CAP, 400.0), ([(400.0, "too slow")], 0.0, None)])
-def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals, reward, staged, monkeypatch):
-    """Which is staged."""
-    monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
-    proposals = [summarizer.Proposal({}, Skill(f"s{x}", "", "", [], "", x), rejected=why) for x, why in proposals]
-    episode = reinforce.Episode(None, [], [], [summarizer.Summary(None, None, None, None, None, proposals)])
-    reinforce.verify(RUN, [episode])
-    assert episode.summaries[0].reward == reward
-    assert (episode.staged and episode.staged.skill.verify_speedup) == staged
 
 
 def test_of_one_steps_equal_skills_the_fastest_joins():

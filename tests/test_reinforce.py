@@ -141,7 +141,8 @@ def agrees_with_formulas(out, step, encode):
     rollouts, selections, summaries = (records(out, step, role) for role in ("policy", "selection", "summary"))
     assert len(rollouts) == 2 * 3 * 2 and len(selections) == 2 * 2
     for task in {line["task"] for line in rollouts}:
-        mine, asked = ([line for line in lines if line["task"] == task] for lines in (rollouts, selections))
+        mine, asked, told = ([line for line in lines if line["task"] == task]
+                             for lines in (rollouts, selections, summaries))
         schemes = [line["skills"] for line in asked] + [[]]  # the null scheme
         assert [line["skills"] for line in mine] == [skills for skills in schemes for _ in range(2)]
         rows = [line["turns"] for line in mine]
@@ -154,8 +155,10 @@ def agrees_with_formulas(out, step, encode):
         assert [[turn["advantage"] for turn in row] for row in rows] == [pytest.approx(row) for row in want]
         speeds = [[turn["verdict"]["speedup"] or 0.0 for turn in row] for row in rows]
         triggering = [max(row) for row in speeds if row[0] and max(row) >= 1.2 * max(row[0], 1.0)]
-        winners = [speeds[line["rollout"]] for line in summaries if line["task"] == task]
-        assert [max(row) for row in winners] == ([max(triggering)] * 2 if triggering else [])
+        assert len(told) == 2 * bool(triggering)
+        for line in told:
+            passed = [p["attempt"]["verdict"]["speedup"] for p in line["proposals"] if not p["rejected"]]
+            assert max(speeds[line["rollout"]]) == max(triggering) and line["reward"] == max(passed, default=0.0)
         want = leave_one_out([line["reward"] for line in asked])
         assert [line["advantage"] for line in asked] == pytest.approx(want)
 
@@ -248,7 +251,7 @@ def test_resuming_equals_not_stopping(world, monkeypatch):
     assert state(whole) == state(parts)
 
 
-SHORT, WHOLE = ["--steps", "2", "--batch", "1"], []  # the state that an uninterrupted run leaves, which is made once
+SHORT = ["--steps", "2", "--batch", "1"]
 CHECKPOINT = [(shutil, "rmtree"), (Qwen3ForCausalLM, "save_pretrained"), (torch, "save"), (Path, "symlink_to"),
               (os, "replace")]
 
@@ -277,10 +280,9 @@ def test_interrupted_and_resumed(world, tmp_path, monkeypatch, functions, n, say
             patch.setattr(owner, name, dying(getattr(owner, name)))
         with pytest.raises(KeyboardInterrupt, match=says):
             world("killed", *SHORT)
-    if not WHOLE:
-        WHOLE.append(state(world("whole", *SHORT)))
     begun = (tmp_path / "killed/checkpoint").exists()  # else nothing was done yet, and the same command begins again
-    assert WHOLE[0] == state(world("killed", *(["--resume"] if begun else SHORT)))
+    killed = state(world("killed", *(["--resume"] if begun else SHORT)))
+    assert killed == state(world("whole", *SHORT))
 
 
 # ---- what is refused

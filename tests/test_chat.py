@@ -168,15 +168,11 @@ SKILLS = [Skill("fuse", "d", "general", ("a", "b"), "body __task_description__")
 
 
 @pytest.fixture
-def own_prompts(monkeypatch):
-    """Leaves the prompts as they were."""
+def release_prompts(monkeypatch):
+    """Read them, and leave the prompts as they were."""
     for table in (prompts.PROMPTS, prompts.SELECT_TOOL, prompts.UPDATE_TOOL):
         for key in table:
             monkeypatch.setitem(table, key, table[key])
-
-
-@pytest.fixture
-def release_prompts(own_prompts):
     prompts.read_prompts(RELEASE)
 
 
@@ -254,13 +250,12 @@ def test_a_policy_prompt_of_ones_own_has_a_place_for_skills(release_prompts, tmp
 
 
 @pytest.mark.parametrize("text, why", [
-    ("{", "ParserError"), ("prompts: {a: 1}", "no map of texts"), (None, "No such file"),
+    ("{", "ParserError"), ("prompts: {a: 1}", "no map of texts"),
     ("prompts: {a: b}\ntools: {summary: [{function: {name: f}}]}", "the tool of summary is called f"),
     ("per_turn_prompts: [{name: tool_response, template: '{0}'}]", "IndexError")])
-def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, why):
+def test_a_file_that_holds_no_prompts_is_refused(tmp_path, release_prompts, text, why):
     path, before = tmp_path / "x.yaml", dict(prompts.PROMPTS)
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
     with pytest.raises(UserError, match=f"^[^\n]*{why}[^\n]*$"):
         prompts.read_prompts(path)
     assert prompts.PROMPTS == before

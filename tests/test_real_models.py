@@ -39,8 +39,7 @@ def save_base(folder, kind, tokenizer):
     made.chat_template = None
     made.save_pretrained(folder)
     SkillLibrary(SKILLS).save(folder / MODEL_FILE)
-    (folder.parent / "tasks").mkdir()
-    (folder.parent / "tasks/1_one.py").write_text(make_task().source)
+    write_lines(folder.parent / "tasks/1_one.py", make_task().source)
 
 
 @pytest.mark.parametrize("kind", [

@@ -19,16 +19,9 @@ from command.files import ROOT
 EVIL = "</script><img src=x onerror=\"document.title='owned'\">"  # a reply may hold anything
 
 
-def verdict(speedup=None, **more):
-    right = speedup is not None
-    return {"compiled": True, "correct": right, "speedup": speedup, "coverage": 0.8, "reference_ms": 2.0,
-            "candidate_ms": 1.0, "rejected": None, "error": None if right else "wrong values",
-            "profile": [{"name": "fused_kernel", "share": 0.8, "own": True},
-                        {"name": "aten::add", "share": 0.2, "own": False}]} | more
-
-
 def turn(speedup=None, note="", **more):
-    return {"reply": kernel(speedup or 0, note=note), "verdict": verdict(speedup, **more), "feedback": f"told {note}",
+    verdict = {"compiled": True, "correct": speedup is not None, "speedup": speedup, "coverage": 0.8} | more
+    return {"reply": kernel(speedup or 0, note=note), "verdict": verdict, "feedback": f"told {note}",
             "reward": 0.5 + (speedup or -0.5), "advantage": 0.1}
 
 
@@ -37,9 +30,8 @@ def policy(task, skills, *turns):
 
 
 def metrics(step, **more):
-    return {"step": step, "clock": "modelled", "library": 1 + step, "seconds": {"roll out": 3.0, "sandbox": 1.0},
-            "rejected": {}, "rows": {"policy": 4, "selection": 2, "summary": 1}, "proposals": 0, "passed": 0,
-            "staged": 0, "summaries": 1, "reward_best": 1.0 + step / 9, "correct": 0.5, "fast_1": 0.25} | more
+    return {"step": step, "library": 1 + step, "seconds": {"roll out": 3.0, "sandbox": 1.0}, "rejected": {},
+            "proposals": 0, "passed": 0, "reward_best": 1.0 + step / 9, "correct": 0.5, "fast_1": 0.25} | more
 
 
 @pytest.fixture
@@ -52,7 +44,7 @@ def run(request, monkeypatch, tmp_path):
     write_lines(out / "config.json", {"model": "checkpoints/tiny", "device": "cpu"})
     evaluation = {"eval_correct": 0.9, "eval_fast_1": 0.25}
     write_lines(out / "metrics.jsonl", metrics(0, eval_reward_best=1.0, **evaluation),
-          metrics(1, proposals=4, passed=1, staged=1, rejected={"too slow": 2, "no tool call": 1}),
+          metrics(1, proposals=4, passed=1, rejected={"too slow": 2, "no tool call": 1}),
           metrics(2, proposals=1, rejected={"malformed": 1}, eval_reward_best=1.5, **evaluation))
     skill = {"name": "found", "description": "d", "scope": "general", "tags": [], "content": "Key Idea:\n fuse"}
     proposals = [{"written": skill, "rejected": None, "detail": "", "attempt": turn(2.5), "staged": "found_2"},

@@ -1,7 +1,6 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself; and the
 skill library: what it keeps, what it refuses, and what BM25 finds in it (selector.recall)."""
 
-import contextlib
 import json
 from collections import Counter
 from concurrent.futures import Future
@@ -16,13 +15,13 @@ from chat.calls import extract_tool_call
 from command.process import UserError
 from conftest import (CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting,
                       write_lines)
-from policy import Kernel, Prompt, Trajectory, Turn, best_window, play_in_waves, rollout, rollout_metrics
+from policy import Kernel, Prompt, Trajectory, Turn, play_in_waves, rollout, rollout_metrics
 from recipes import ranked_parent
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
 from skills import Skill, SkillLibrary, skill_from_json
 from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_trigger, lazy_advice, propose,
-                        read_proposals, summary_metrics, verify)
+                        read_proposals, summary_metrics, summary_reward, verify)
 from tasks import Task
 
 SKILLS = [Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")
@@ -41,12 +40,11 @@ def scripted(model):
 
 
 @pytest.mark.parametrize("reply, chosen, dropped", [
-    (selecting("skill-2", "skill-1", "skill-1"), ["skill-2", "skill-1"], []),
-    (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
-    (selecting("skill-0", "skill-1", "skill-2", "skill-3", "skill-0"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
-    (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
+    (selecting("skill-2", "skill-1", "skill-0", "skill-3", "skill-2"), ["skill-2", "skill-1", "skill-0"], ["skill-3"]),
+    (selecting("skill-9", "SKILL-2", None, {"name": 1}, "skill-1"), ["skill-1"],
+     ["skill-9", "SKILL-2", "None", "{'name': 1}"]),
     ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []), ("skill-1", [], []),
-    (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], [])])
+    (call("select_skills", selected_skills="skill-1"), [], [])])
 def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
     skills, gone = read_selection(extract_tool_call(reply, "select_skills"), SKILLS)
     assert [s.name for s in skills] == chosen and list(gone) == dropped
@@ -151,26 +149,20 @@ def trajectory(*speedups, task=None, skills=()):
     return Trajectory(task or make_task(), tuple(skills), turns)
 
 
-class LateSandbox:
+class LateSandbox(FakeSandbox):
     """Judges every kernel at once but for the code "late", which takes as long as nobody waits. A sampler, too."""
 
     def __init__(self, device):
-        self.device, self.late, self.waves = device, [], []
+        super().__init__(device)
+        self.late, self.waves = Future(), []
 
     def submit(self, pairs):
-        future = Future()
-        if pairs[0].code == "late" and self.device == "cuda":
-            self.late.append(future)
-        else:
-            future.set_result(Verdict())
-        return [future]
+        late = pairs[0].code == "late" and self.device == "cuda"
+        return [self.late] if late else super().submit(pairs)
 
     def wait(self, futures):
-        if self.late:
-            self.late.pop().set_result(Verdict())
-
-    def sampling(self):
-        return contextlib.nullcontext()
+        if not self.late.done():
+            self.late.set_result(Verdict())
 
     def write(self, prompts):
         self.waves.append([*prompts])
@@ -183,7 +175,7 @@ def test_with_a_gpu_a_wave_does_not_wait_for_its_last_verdicts(device, waves):
     def play(number):
         for code in ("late" if number == 0 else "first", "second"):
             assert (yield Prompt([number])) == "reply"
-            assert (yield Kernel(None, code)) == Verdict()
+            assert not (yield Kernel(None, code)).correct
 
     both = LateSandbox(device)
     assert sorted(play_in_waves(both, both, [*map(play, range(9))])) == [*range(9)]
@@ -223,17 +215,15 @@ LONG = CONTENT + " a" * (640 - len(CONTENT.split()))  # as long as a skill may b
 
 
 @pytest.mark.parametrize("reply, reasons", [
-    (proposing(entry(name="a"), entry(name="b")), [None, None]), (proposing(), []), ("", ["no tool call"]),
-    (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]),
-    (selecting("a"), ["no tool call"]), ("<tool_call>{</tool_call>", ["no tool call"]),
-    (call("update_skill_library", new_skills="x"), ["malformed"]), (call("update_skill_library"), ["malformed"]),
-    (proposing(None, entry()), ["malformed", None])] + [
+    (selecting("a"), ["no tool call"]), (call("update_skill_library", new_skills="x"), ["malformed"]),
+    (proposing(None, entry()), ["malformed", None]),
+    (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"])] + [
     (proposing(entry(**changes)), [reason]) for reason, several in {
         None: [{"tags": ["t"] * 16}, {"description": "d" * 500}, {"content": LONG},
                {"scope": "task_specific/softmax"}, {"content": "## Motivation\nx\n### Key idea\ny\n**Example**\nz"}],
-        "malformed": [{"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": None}, {"tags": ["t"] * 17},
-                      {"description": "d" * 501}, {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]},
-                      {"tags": []}, {"content": "Motivation: x\nExample: y"}],
+        "malformed": [{"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": "d" * 501},
+                      {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]}, {"tags": []}, {"tags": ["t"] * 17},
+                      {"content": "Motivation: x\nExample: y"}],
         "too long": [{"content": LONG + " a"}],
         "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"},
                         {"name": "skip_the_kernel"}]
@@ -293,36 +283,30 @@ def test_pass_rule(speedup, first, rejected):
     apply_pass_rule(proposal, attempt, before, 1.2)
     assert proposal.rejected == rejected and proposal.attempt is attempt
     assert proposal.skill.verify_speedup == (None if rejected else speedup)
-    assert bool(proposal.detail) == bool(rejected)
 
 
 def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
-    """Equal proposals of several summaries share one attempt; each of them gets its verdict."""
-    speedups = {"body2": 1.5, "body3": 1.1, "body4": 1.9}
+    """Equal proposals of several summaries share one attempt; each gets its verdict. A summary earns at most 6."""
+    speedups = {"body2": 1.5, "body3": 1.1, "body4": 9.0}
     scripted.script = lambda role, prompt: [kernel(speedups[next(word for word in speedups if word in prompt)])]
     Scripted.draws.clear()
     two, three, four = SKILLS[2:]
     first, second, other = (summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2]),
-                            summary_of(four))
+                            summary_of(two, four))
     second.proposals.append(Proposal(None, rejected="malformed"))
     verify(scripted, FakeSandbox(), [[first, second], [], [other]], REPLY, 1.2)
     assert Scripted.draws == {(0.0, 1.0)}
     assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
-    assert ["body0" in prompt and "body1" in prompt for _, prompt in scripted.asked] == [True, True, False]
+    assert ["body0" in prompt and "body1" in prompt for _, prompt in scripted.asked] == [True, True, False, False]
     assert [[p.rejected for p in s.proposals] for s in (first, second)] == [[None, "too slow"], [None, "malformed"]]
     assert best_skill([first, second]) is first.proposals[0] and first.proposals[0].skill.verify_speedup == 1.5
-    assert best_skill([other]).skill.verify_speedup == 1.9 and best_skill([]) is None
-    other.proposals[0].known = True
-    assert best_skill([other]) is None  # the library has it
+    assert best_skill([other]).skill.verify_speedup == 9.0 and best_skill([]) is None
+    other.proposals[1].known = True
+    assert best_skill([other]) is other.proposals[0]  # the library has the better one, which is rewarded nevertheless
+    assert [summary_reward(s) for s in (first, second, other, summary_of())] == [1.5, 1.5, 6.0, 0.0]
     first.reward, second.reward = 0.0, 1.0
     assert summary_metrics([first, second]) == {"reward_summary": 0.5, "summaries": 2, "proposals": 4, "passed": 2,
                                                 "rejected": {"malformed": 1, "too slow": 1}}
-
-
-def test_serial_scaling_shows_the_first_of_the_best_windows():
-    turns = trajectory(3.0, 1.0, 9.0, 1.0).turns  # 9 counts as 3
-    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]  # the first
-    assert best_window(turns[1:3], keep=1) == turns[2:3]  # the last window
 
 
 def test_a_parents_chance_falls_with_its_rank():
@@ -354,7 +338,6 @@ def test_a_skill_that_joins_has_a_name_of_its_own_and_is_found():
     library = SkillLibrary([skill("a"), skill("a-2"), skill("b")])
     assert recall(library, "softmax") == []
     assert [library.add(skill("a", "softmax")).name for _ in range(3)] == ["a-3", "a-4", "a-5"]
-    assert [s.name for s in library.skills] == ["a", "a-2", "b", "a-3", "a-4", "a-5"] and len(library) == 6
     assert [s.name for s in recall(library, "softmax")] == ["a-3", "a-4", "a-5"]
 
 
@@ -370,12 +353,10 @@ def test_a_broken_line_is_refused_with_its_number(tmp_path, line):
         SkillLibrary.of_model(tmp_path)
 
 
-@pytest.mark.parametrize("fields, scope, tags", [
-    ({"scope": "s", "author": 1}, "s", ()), ({"scope": None, "tags": None}, "general", ()),
-    ({"scope": "", "tags": ["a"]}, "general", ("a",))])
-def test_the_release_takes_lines_without_scope_or_list_of_tags(fields, scope, tags):
-    made = skill_from_json({"name": " n ", "description": "d", "content": "c"} | fields)
-    assert (made.name, made.scope, made.tags) == ("n", scope, tags)
+def test_the_release_takes_lines_without_scope_or_list_of_tags():
+    for nothing in (None, ""):
+        made = skill_from_json(RECORD | {"name": " n ", "scope": nothing, "tags": nothing, "author": 1})
+        assert (made.name, made.scope, made.tags) == ("n", "general", ())
 
 
 def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order():
@@ -391,6 +372,5 @@ def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order()
 def test_code_finds_what_a_skill_calls_otherwise(query, written):
     library = SkillLibrary([skill(f"s{i}", text) for i, text in enumerate(("scan", written, "sort", written))])
     assert recall(library, query) == [library.skills[1], library.skills[3]]  # half of the library; and no other
-    assert recall(library, query, top=1) == library.skills[1:2]
     assert recall(library, "unrelated vocabulary") == recall(library, "") == []
     assert recall(SkillLibrary(library.skills[:2]), "nothing of it") == library.skills[:2]  # too few to rank

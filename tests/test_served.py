@@ -80,8 +80,7 @@ def replies(model, count=1):
     return model.sample([Messages([{"role": "user", "content": f"p{i}"}]) for i in range(count)], Sampling(50))
 
 
-PASSING = [500, 429, 503, "drop", "cut off", "{no json", "[]", "null", {"choices": []}, {"choices": None},
-           {"error": {"message": "overloaded"}}, {"choices": [{}]}, saying(message={"content": 5}),
+PASSING = [500, 429, "drop", "cut off", "{no json", "[]", {"error": {"message": "overloaded"}}, {"choices": [{}]},
            {"choices": [None]}, saying(message={"content": [{"type": "image_url"}]})]
 
 
@@ -104,8 +103,7 @@ LENGTH = len(kernel(1.5)) // 4
 
 
 @pytest.mark.parametrize("answer, text, tokens, finished", [
-    (saying(message={"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "bcd"}]}), "abcd", 1, True),
-    (saying(message={"content": None}, finish_reason="length"), "", 0, False),
+    (saying(message={"content": [{"type": "text", "text": "abcd"}]}, finish_reason="length"), "abcd", 1, False),
     (saying(message={}), "", 0, True), (saying() | {"usage": None}, kernel(1.5), LENGTH, True),
     (saying(finish_reason=None) | {"usage": {"completion_tokens": None}}, kernel(1.5), LENGTH, True)])
 def test_answers_in_other_layouts_are_read(answer, text, tokens, finished):
@@ -130,15 +128,11 @@ def test_a_server_that_answers_no_prompt_ends_with_one_line(url):
     Stub.script = [GOOD, 400]
     assert replies(model)[0].text  # after that, such prompts fail alone
     assert not any(reply.text for reply in replies(model, 3))
-    Stub.script = [401]
-    with pytest.raises(UserError, match="no prompt: HTTPError: HTTP Error 401: .*key is read from OPENAI_API_KEY"):
-        replies(Server(url))
 
 
 @pytest.mark.parametrize("address, listed, message", [
-    ("{}", 401, "401: Unauthorized .*OPENAI_API_KEY"), ("{}", "drop", "RemoteDisconnected|reset"), ("{}", "{", "JSON"),
-    ("{}", "[]", "AttributeError"), ("{}", {"data": None}, "lists no model"), ("{}", {"data": [{}]}, "no model"),
-    ("not a url", 200, ""), ("http://127.0.0.1:9", 200, "refused")])
+    ("{}", 401, "401: Unauthorized .*key is read from OPENAI_API_KEY"), ("{}", "[]", "AttributeError"),
+    ("{}", {"data": None}, "lists no model"), ("{}", {"data": [{}]}, "no model"), ("not a url", 200, "")])
 def test_a_server_that_lists_no_model_is_refused_in_one_line(url, address, listed, message):
     Stub.models = listed
     with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
@@ -156,69 +150,50 @@ BENCH = ["--device", "cpu", "--level", "1", "--ids", "1,3", "--samples", "2", "-
 
 
 def test_a_benchmark_keeps_what_was_judged_and_says_how_long_the_server_took(url, tmp_path, capsys):
-    given = [*BENCH, url, "--batch", "2", "--out", str(tmp_path)]
     Stub.script = [lambda body: {1: 500, 3: 400}.get(body["seed"] % 4, GOOD)]  # a reply in each wave, and a failure
-    assert bench.main(given) == 0
-    out, _ = capsys.readouterr()
+    assert bench.main([*BENCH, url, "--batch", "2", "--out", str(tmp_path), "--served-model", "N"]) == 0
     samples = bench.read_results(tmp_path / "results.jsonl").values()
     correct = [turn.verdict.correct for sample in samples for turn in sample.turns]
     assert sorted(correct) == [False] * 4 + [True] * 4
-    assert len(Stub.asked) == 4 + 2 * 3 + 2  # a refused prompt is not asked again
+    assert [body["model"] for body, _ in Stub.asked] == ["N"] * (4 + 2 * 3 + 2)  # a refused prompt is not asked again
     served = json.loads((tmp_path / "summary.json").read_text())["server"]
     assert served["replies"] == 4 and sorted(served["without_reply"].values()) == [2, 2]
-    assert f"{url}: {json.dumps(served)}" in out
-    assert bench.main(given) == 0 and len(Stub.asked) == 12  # nothing is left to ask
-    assert '"replies": 0' in capsys.readouterr().out
+    assert f"{url}: {json.dumps(served)}" in capsys.readouterr().out
 
 
 def test_a_server_that_goes_away_costs_no_sample(url, tmp_path):
     """It answers three prompts of eight. The same command asks for the others."""
-    def once(body):
-        if len(Stub.asked) > 3:
-            Stub.models = 500
-        return 500 if len(Stub.asked) > 3 else GOOD
+    def gone(body):
+        Stub.models = 500
+        return 500
 
-    Stub.script, listed = [once], Stub.models
+    Stub.script, listed = [GOOD, GOOD, GOOD, gone], Stub.models
     with pytest.raises(UserError, match="models: HTTPError: HTTP Error 500"):
         bench.main([*BENCH, url, "--out", str(tmp_path)])
     assert sum(map(len, bench.read_answers(tmp_path / bench.UNFINISHED).values())) == 3
     Stub.script, Stub.models, Stub.asked = [GOOD], listed, []
     assert bench.main([*BENCH, url, "--out", str(tmp_path)]) == 0 and len(Stub.asked) == 5
-    samples = bench.read_results(tmp_path / "results.jsonl").values()
-    assert all(turn.verdict.correct for sample in samples for turn in sample.turns) and len(samples) == 4
+    assert len(bench.read_results(tmp_path / "results.jsonl")) == 4
 
 
 def test_a_served_model_gets_the_skills_of_a_snapshot(url, tmp_path, capsys):
-    """Prompts about GELU are too long for it."""
     def script(body):
-        if "gelu" in str(body["messages"]).lower():
-            return 400
         selects = "select_skills" in body["messages"][0]["content"]
         return saying(message={"content": selecting("fuse")}) if selects else GOOD
 
     Stub.script, library = [script], tmp_path / "snapshot.jsonl"
     SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",), "Key Idea: one kernel")]).save(library)
     assert bench.main([*BENCH, url, "--out", str(tmp_path / "o"), "--library", str(library)]) == 0
-    samples = bench.read_results(tmp_path / "o/results.jsonl")
-    found = [(sample.skills, [turn.tokens for turn in sample.turns]) for _, sample in sorted(samples.items())]
-    assert found == [(["fuse"], [7, 7])] * 2 + [([], [0, 0])] * 2
-    selection, *policy = [body for body, _ in Stub.asked if "gelu" not in str(body).lower()]
-    assert (selection["temperature"], selection["max_tokens"]) == (0.0, 1024)
-    assert [(body["temperature"], body["top_p"], body["max_tokens"]) for body in policy] == [(1.0, 0.95, 1250)] * 4
-    assert len({body["seed"] for body in policy}) == 4
-    assert all("one kernel" in body["messages"][0]["content"] for body in policy)
-    assert sorted(len(body["messages"]) for body in policy) == [2, 2, 4, 4]
+    samples = bench.read_results(tmp_path / "o/results.jsonl").values()
+    assert [(s.skills, [turn.tokens for turn in s.turns]) for s in samples] == [(["fuse"], [7, 7])] * 4
+    asked = [body for body, _ in Stub.asked]
+    assert [(body["temperature"], body["max_tokens"]) for body in asked] == [(0.0, 1024)] * 2 + [(1.0, 1250)] * 8
+    assert ["one kernel" in body["messages"][0]["content"] for body in asked] == [False] * 2 + [True] * 8
+    assert [len(body["messages"]) for body in asked] == [2] * 6 + [4] * 4
+    assert {body["top_p"] for body in asked[2:]} == {0.95} and len({body["seed"] for body in asked[2:]}) == 8
     config = json.loads((tmp_path / "o/config.json").read_text())
-    assert config["model"] == config["checkpoint"] == "M" and config["max_new_tokens"] == 1250
-    out, err = capsys.readouterr()
-    assert "skills out of 1\nM on" in out and err.count("HTTP Error 400") == 1  # told once
-
-
-@pytest.mark.parametrize("more, message", [("--served-model N", "404"), ("--thinking", "--server and --thinking")])
-def test_a_server_that_cannot_be_asked_is_told_in_one_line(url, tmp_path, more, message):
-    Stub.script = [404]
-    with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
-        bench.main([*BENCH, url, *more.split(), "--out", str(tmp_path)])
+    assert config["model"] == config["checkpoint"] == "M"
+    assert "skills out of 1\nM on" in capsys.readouterr().out
 
 
 def test_an_interrupt_waits_for_no_reply(url):
@@ -232,7 +207,7 @@ def test_an_interrupt_waits_for_no_reply(url):
 
 @pytest.mark.slow
 def test_transformers_serve_is_walked(tmp_path, monkeypatch, capsys):
-    """A real server, and what it does with a name that it does not know and with its own death."""
+    """A real server, and what it does with a name that it does not know."""
     if not is_serve_available() or not is_accelerate_available():
         pytest.skip("transformers serve needs accelerate, fastapi, uvicorn and openai")
     monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
@@ -254,5 +229,3 @@ def test_transformers_serve_is_walked(tmp_path, monkeypatch, capsys):
                 bench.main([*given, str(tmp_path / "other"), "--served-model", "no/such"])
         finally:
             serving.terminate()
-    with pytest.raises(UserError, match="refused"):
-        Server(url)

@@ -25,15 +25,14 @@ sys.path.insert(0, str(ROOT / "results/language"))
 import score_features
 
 TARGET = GPUTarget("cuda", 90, 32)
-FEATURES = """helper, not inlined, early return | program_id | tuple in a loop | if on a loaded value | while |
+FEATURES = """helper, not inlined, early return | program_id | tuple in a loop | if on a loaded value |
 bfloat16 arithmetic | float8e4nv saturates | uint64 division | integer wraps around | bitcast of half | trans | join |
-dot of a transposed block | dot of batches | dot of int8 | dot of fp8 | store of a scalar | pointer as an integer |
+dot of a transposed block | dot of batches | dot of int8 | dot of fp8 | pointer as an integer |
 tensor descriptor past the end | tensor descriptor's atomic_add | gather of a matrix | k % m | v == v | ~k | k >> 3 |
 tl.umulhi(k.to(tl.uint32), 1 << 30).to(tl.int32) | tl.maximum(v, w, propagate_nan=tl.PropagateNan.ALL) | philox |
 libdevice.round(v * 4) | libdevice.cbrt(v) | libdevice.float2int_rd(v * 4) | libdevice.popc(k) | libdevice.clz(m) |
 tl.max(a, 1, return_indices=True)[1] | tl.reduce((v, w), 0, pairs)[1] | tl.cumsum(a, 1, reverse=True) |
-tl.sort(a, descending=True) | tl.histogram(m, 16) | a lock | map_elementwise |
-atomic_add to one place | atomic_max to one place | atomic_or | atomic_add's result, one place
+tl.sort(a, descending=True) | tl.histogram(m, 16) | map_elementwise | atomic_max to one place | atomic_or
 """.replace("\n", " ").strip().split(" | ")
 
 

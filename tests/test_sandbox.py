@@ -61,7 +61,6 @@ def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(box):
 MISTAKES = [  # (what stands in HONEST, what stands there instead, compiled?, words of the error, the line shown)
     ("x * tl.sigmoid(x) * factor", "x * tl.sigmoid(x)", True, "wrong values", ""),
     ("x = self.linear(x)", "x = self.liner(x)", True, "liner", "self.liner"),
-    ("return out", "return out[:, 1:]", True, "shape [64, 31] instead of [64, 32]", ""),
     ("return out", "return None", True, "NoneType instead of tensor", ""),
     ("tl.load(x_ptr + offsets, mask=mask)", "tl.load(x_ptr + offsets + 1, mask=mask)", True, "out-of-bounds",
      "x_ptr + offsets + 1"),

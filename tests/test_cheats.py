@@ -9,44 +9,15 @@ import json
 import pytest
 import torch
 
-from candidates import by_elements, fails, indent, passes, problem, replaced, small_task, solution
+from candidates import APPLY, by_elements, fails, indent, passes, problem, replaced, small_task, solution
 from conftest import read_lines
 from command.files import ROOT
 from judge.program import packed, read, unpacked, write
 from judge.verdict import Failed, failed_in, failure
 from tasks import Task
 
-POINTWISE = small_task("victim", "return torch.sigmoid(x + self.bias) * 2.0", inputs="torch.randn(256, 64)",
-                       state="self.bias = torch.nn.Parameter(torch.zeros(64))").source
-SMALL = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "torch.softmax((x + self.bias).flatten(), 0)")
-
-COPY = '''
-@triton.jit
-def copy(x, y):
-    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)
-    tl.store(y + o, RESULT)
-'''
-CONSTRUCTOR = '''
-    def __init__(self):
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.zeros(64))
-'''
-
-
-def forward(body, result="tl.load(x + o)") -> str:
-    """A candidate with this body of forward, which calls `fused`. result: what the kernel `copy` stores."""
-    fused = by_elements("tl.sigmoid(v + tl.load(bias + o % 64)) * 2.0")
-    return replaced(fused, ("def apply(x, out", "def apply(x, bias, out"), ("](x, out", "](x, self.bias, out"),
-                    ("class", COPY.replace("RESULT", result) + "\nclass"), ("    def forward", CONSTRUCTOR + (
-                        f"\n    def forward(self, x):\n{indent(body, 8)}\n    def fused")))
-
-
-def victim(source=POINTWISE):
-    return Task("victim", 0, source)
-
-
-HONEST = forward("return self.fused(x)")
-TORCH = "torch.sigmoid(x + self.bias) * 2.0"
+HONEST = by_elements("tl.sigmoid(v) * 2.0")
+POINTWISE = problem("torch.sigmoid(x) * 2.0")
 TF32 = solution("""
 @triton.jit
 def product(x, out):
@@ -55,30 +26,28 @@ def product(x, out):
 """, "out = torch.empty_like(x)\nproduct[(1,)](x, out)\nreturn out")
 WRONG = "wrong values"
 CHEATS = {  # name: (candidate, what the verdict says, task)
-    "a decoy times zero": (
-        forward(f"return {TORCH} + 0.0 * self.fused(x)"), "do not reach the output", POINTWISE),
-    "zeros where outputs are small": (
-        forward("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", result="tl.zeros((1024,), tl.int1)"),
-        WRONG, SMALL),
-    "mutating the input": (forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
-    "tensor cores in place of fp32": (TF32, WRONG, problem("x @ x", "torch.randn(64, 64)").source),
-    "what is in memory": (
-        replaced(HONEST, ("tl.store(out + o, ", "tl.store(out + o, tl.load(out + o) + 0 * ")), WRONG, POINTWISE),
-    **{f"an accumulator of {kind} that is not set to zero": (
-        forward(f"out = torch.empty(x.shape, dtype=torch.{kind})\nout += (x > 0)\nreturn out > 0"), WRONG,
-        POINTWISE.replace(TORCH, "x > 0")) for kind in ("int32", "bool", "uint8")},
+    "a decoy times zero": (replaced(HONEST, ("return out", "return torch.sigmoid(x) * 2.0 + 0.0 * out")),
+                           "do not reach the output", POINTWISE),
+    "zeros where outputs are small": (by_elements("v * 0.0"), WRONG, problem("x.softmax(0)", "torch.randn(16384)")),
+    "mutating the input": (solution("", "x.zero_()\nreturn torch.ones(64, 64)"), "input tensors in place", POINTWISE),
+    "tensor cores in place of fp32": (TF32, WRONG, problem("x @ x")),
+    "what is in memory": (by_elements("tl.load(out + o) + 0 * tl.sigmoid(v) * 2.0"), WRONG, POINTWISE),
+    "an accumulator that is not set to zero": (solution(
+        "", "out = torch.empty(x.shape, dtype=torch.int32)\nout += (x > 0)\nreturn out > 0"), WRONG, problem("x > 0")),
 }
 
 
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_fails(box, name):
     code, says, task = CHEATS[name]
-    fails(box, victim(task), code, says)
+    fails(box, task, code, says)
 
 
 def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
-    code = forward("y = self.fused(x)\nfor _ in range(5):\n    copy[(16,)](x, torch.empty_like(x))\nreturn y")
-    assert passes(box, victim(), code).coverage < 0.25
+    launch = "idle[(8,)](x, torch.empty_like(x), x.numel(), BLOCK=512)"
+    code = by_elements("tl.sigmoid(v) * 2.0", replaced(APPLY, ("apply", "idle"), ("RESULT", "v")))
+    code = replaced(code, ("return out", f"for _ in range(5):\n            {launch}\n        return out"))
+    assert passes(box, POINTWISE, code).coverage < 0.25
 
 
 LATER = {case["name"]: case for case in read_lines(ROOT / "results/adversaries/cases.jsonl")
@@ -87,7 +56,7 @@ LATER = {case["name"]: case for case in read_lines(ROOT / "results/adversaries/c
 
 @pytest.mark.parametrize("name", LATER)
 def test_one_of_each_kind_of_later_passes(box, name):
-    fails(box, victim(LATER[name]["task"]), LATER[name]["code"])
+    fails(box, Task(name, 0, LATER[name]["task"]), LATER[name]["code"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -95,14 +64,14 @@ def test_one_of_each_kind_of_later_passes(box, name):
 # candidate changes its own recording after it has been made. None is accepted that does less than the honest one, and
 # none ends the judge.
 
-TASK = victim(replaced(POINTWISE, ("256, 64", "64, 64")))
+TASK = small_task("victim", "return torch.sigmoid(x) * 2.0", state="self.unused = torch.nn.Parameter(torch.zeros(64))")
 FORGE = """
 import sys
 packed = sys.modules["judge.program"].packed
 
 def packed_forgery(answer):
     program, constants = answer["program"], answer["constants"]
-    rows, x, bias, out = program["rows"], program["inputs"][0], program["state"]["bias"], program["output"]["value"]
+    rows, x, out = program["rows"], program["inputs"][0], program["output"]["value"]
     [launched] = [row for row in rows if row[0] == 'launch']
     launch = launched[1]
 CHANGE
@@ -119,7 +88,6 @@ def forge(change) -> str:
 
 NO_ARGUMENTS = "{'tuple': []}, {'dict': []}, []"
 FORGED = {  # name: (what is changed, what the verdict says)
-    "no such number": ("program['output'] = {'value': 99}", ""),
     "an input out of place": ("program['output'] = {'value': x}", "no memory of its own"),
     "no rows": ("del program['rows']", ""),
     "a kernel that is not there": ("launch['compiled'] = 1", ""),
@@ -128,7 +96,7 @@ FORGED = {  # name: (what is changed, what the verdict says)
         "rows.insert(0, ['operator', 'from_file.default', {'tuple': ['/etc/passwd']}, {'dict': []}, []])",
         "aten.from_file is not supported"),
     "an operator that takes other memory": (
-        "rows.insert(0, ['operator', 'set_.source_Tensor', {'tuple': [{'value': x}, {'value': bias}]}, "
+        "rows.insert(0, ['operator', 'set_.source_Tensor', {'tuple': [{'value': x}, {'value': out}]}, "
         "{'dict': []}, []])", "aten.set_ is not supported"),
     "too many rows": ("rows *= 10_001", ""),
     "a size beyond all memory": (
@@ -149,8 +117,6 @@ FORGED = {  # name: (what is changed, what the verdict says)
         "program['output'] = {'value': 99}", "no memory of its own"),
     "an attribute that is no operator": (f"rows.insert(0, ['operator', '__dict__.clear', {NO_ARGUMENTS}])", ""),
     "no launch": ("rows.remove(launched)", "wrong values"),
-    "nothing at all": ("answer.clear()", ""),
-    "a kernel of nonsense": ("answer['compiled'][0]['code'] = b'tt.func public @x() {'", ""),
     "a kernel that is no text": ("answer['compiled'][0]['code'] = bytes(range(128, 256))", ""),
 }
 

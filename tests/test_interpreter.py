@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
 import yaml
@@ -16,6 +17,7 @@ import yaml
 from candidates import fails
 from command.files import ROOT
 from judge import interpreter, prices
+from judge.measured import MOST_GLOBALS, bytes_of_globals
 from judge.reference import load_module
 from judge.verdict import Failed
 
@@ -23,24 +25,23 @@ sys.path.insert(0, str(ROOT / "results/language"))
 import score_features
 
 TARGET = GPUTarget("cuda", 90, 32)
-FEATURES = """helper, not inlined, early return | program_id | tuple in a loop | if on a loaded value | while |
+FEATURES = """helper, not inlined, early return | program_id | tuple in a loop | if on a loaded value |
 bfloat16 arithmetic | float8e4nv saturates | uint64 division | integer wraps around | bitcast of half | trans | join |
-dot of a transposed block | dot of batches | dot of int8 | dot of fp8 | store of a scalar | pointer as an integer |
+dot of a transposed block | dot of batches | dot of int8 | dot of fp8 | pointer as an integer |
 tensor descriptor past the end | tensor descriptor's atomic_add | gather of a matrix | k % m | v == v | ~k | k >> 3 |
 tl.umulhi(k.to(tl.uint32), 1 << 30).to(tl.int32) | tl.maximum(v, w, propagate_nan=tl.PropagateNan.ALL) | philox |
 libdevice.round(v * 4) | libdevice.cbrt(v) | libdevice.float2int_rd(v * 4) | libdevice.popc(k) | libdevice.clz(m) |
 tl.max(a, 1, return_indices=True)[1] | tl.reduce((v, w), 0, pairs)[1] | tl.cumsum(a, 1, reverse=True) |
-tl.sort(a, descending=True) | tl.histogram(m, 16) | a lock | map_elementwise |
-atomic_add to one place | atomic_max to one place | atomic_or | atomic_add's result, one place
+tl.sort(a, descending=True) | tl.histogram(m, 16) | map_elementwise | atomic_max to one place | atomic_or
 """.replace("\n", " ").strip().split(" | ")
 
 
-def compiled(kernel, arguments, **constants):
-    """A kernel's TTIR, as the recorder's Triton makes it."""
+def compiled(kernel, arguments, code="ttir", **constants):
+    """A kernel's TTIR, as the recorder's Triton makes it, or other code of it."""
     signature = {name: mangle_type(value) for name, value in zip(kernel.arg_names, arguments)}
     signature |= dict.fromkeys(constants, "constexpr")
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    return triton.compile(ASTSource(kernel, signature, values), target=TARGET).asm["ttir"]
+    return triton.compile(ASTSource(kernel, signature, values), target=TARGET).asm[code]
 
 
 def run(kernel, programs, *arguments, **constants):
@@ -233,21 +234,6 @@ def test_memory_is_counted_in_sectors():
 
 
 @triton.jit
-def exponent_kernel(x, out, TIMES: tl.constexpr):
-    o = tl.program_id(0) * 64 + tl.arange(0, 64)
-    v = tl.load(x + o)
-    if tl.program_id(0) < 2:
-        for _ in tl.static_range(TIMES):
-            v = tl.exp(v)
-    tl.store(out + o, v)
-
-
-def test_instructions_count_in_the_programs_that_execute_them():
-    once, thrice = (run(exponent_kernel, 4, torch.randn(256), torch.zeros(256), TIMES=n).flops for n in (1, 3))
-    assert thrice - once == pytest.approx(2 * 2 * 64 * (prices.INSTRUCTION_COST["math.exp"] + 1), rel=0.1)
-
-
-@triton.jit
 def block_kernel(x, out, WHAT: tl.constexpr):
     o = tl.arange(0, 32)[:, None] * 32 + tl.arange(0, 32)[None, :]
     v = tl.load(x + o)
@@ -259,7 +245,16 @@ def block_kernel(x, out, WHAT: tl.constexpr):
         v = tl.trans(v)
     elif WHAT == "product":
         v = tl.dot(v, tl.trans(v), input_precision="ieee").to(v.dtype)
+    elif WHAT == "roots in programs 0 and 1":
+        if tl.program_id(0) < 2:
+            v = tl.sqrt(v)
     tl.store(out + o, v)
+
+
+def test_instructions_count_in_the_programs_that_execute_them():
+    x, out = torch.randn(32, 32), torch.zeros(32, 32)
+    plain, roots = (run(block_kernel, 4, x, out, WHAT=what).flops for what in ("", "roots in programs 0 and 1"))
+    assert roots - plain == pytest.approx(2 * 1024 * prices.INSTRUCTION_COST["math.sqrt"], rel=0.1)
 
 
 def test_shared_memory_costs_more_than_registers():
@@ -275,3 +270,21 @@ def test_a_product_costs_by_its_precision():
         counts = run(block_kernel, 1, x, out, WHAT="product")
         assert counts.products == pytest.approx(2 * 32 ** 3 * prices.DOT_COST[cost])
         torch.testing.assert_close(out, x @ x.T)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Machine code
+
+
+def test_a_binary_says_how_much_memory_of_its_own_it_has(monkeypatch, tmp_path):
+    """Libdevice asks for switches by their names, which are global variables. A kernel's text can smuggle in more."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def memory(what):
+        return bytes_of_globals(compiled(block_kernel, [torch.zeros(1), torch.zeros(1)], "cubin", WHAT=what))
+
+    assert 0 < memory("roots in programs 0 and 1") < MOST_GLOBALS
+    make = CUDABackend.make_ptx
+    monkeypatch.setattr(CUDABackend, "make_ptx", lambda *arguments: make(*arguments).replace(
+        ".visible .entry", ".global .align 16 .b8 MEMO[65536];\n.visible .entry"))
+    assert memory("") >= 65536

@@ -11,21 +11,19 @@ import sys
 
 import pytest
 
-from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, small_task, verdict
+from candidates import HONEST, TASK, agrees, by_elements, copied, problem, replaced, solution, verdict
 from judge import processes
 from command.files import ROOT
 from sandbox import Sandbox
 from test_sandbox import processes_with
 
 needs_jail = pytest.mark.skipif(not processes.jail(), reason="bubblewrap does not start here: only limits apply")
-TWICE = small_task("twice", "return x * 2.0")
+TWICE = problem("x * 2.0")
 
 
-def forward(statements, result="x * 2.0", top="") -> str:
+def forward(statements, top="") -> str:
     """A candidate for TWICE whose forward has these statements."""
-    return ("import ctypes, os, socket, sys, threading, time\nimport torch\n"
-            f"{top}\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n"
-            f"{indent(statements, 8)}        return {result}\n")
+    return solution(f"import ctypes, os, socket, sys, threading, time\n{top}", f"{statements}\nreturn x * 2.0")
 
 
 @pytest.fixture(scope="module")
@@ -46,30 +44,26 @@ ATTEMPTS = {  # what a candidate tries; OUTSIDE is a folder of the user's, OTHER
     "read a file": "open(f'{OUTSIDE}/victim').read()",
     "read a problem": "os.stat(f'{ROOT}/problems')",
     "change the judge": "os.utime(f'{ROOT}/judge/program.py')",
-    "write among the programs": "need(os.access(sys.prefix, os.W_OK))",
+    "write among the programs": "assert os.access(sys.prefix, os.W_OK)",
     "send the trainer a signal": "os.kill(OTHER, 0)",
     "read the trainer's environment": "open(f'/proc/{OTHER}/environ').read()",
     "read the parent's memory": "open(f'/proc/{os.getppid()}/mem', 'rb').close()",
     "use the network": "socket.create_connection(('127.0.0.1', PORT), 5).close()",
     "change the kernel": "open('/proc/sys/kernel/core_pattern', 'r+').close()",
-    "see the secrets": "need('HF_TOKEN' in os.environ or 'AWS_SECRET_ACCESS_KEY' in os.environ)",
-    "have a capability": "need(int(open('/proc/self/status').read().split('CapEff:')[1].split()[0], 16))",
-    "see the run's secret": "need(SECRET in ' '.join(sys.argv + list(os.environ.values())))",
+    "see the secrets": "assert 'HF_TOKEN' in os.environ or 'AWS_SECRET_ACCESS_KEY' in os.environ",
+    "have a capability": "assert int(open('/proc/self/status').read().split('CapEff:')[1].split()[0], 16)",
+    "see the run's secret": "assert SECRET in ' '.join(sys.argv + list(os.environ.values()))",
     "raise a limit": "resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16))",
 }
 TOOLS = """
 import ctypes, os, resource, socket, sys
-
-def need(condition):
-    if not condition:
-        raise PermissionError
 
 def attempts():
     for attempt in ATTEMPTS:
         try:
             exec(attempt)
             yield attempt
-        except (OSError, ValueError):
+        except (AssertionError, OSError, ValueError):
             pass
 """
 
@@ -119,14 +113,12 @@ raise ValueError(f'sees {os.path.exists("/tmp/left")} {os.access("/dev/shm", os.
 def test_where_no_jail_starts_it_is_said_and_limits_still_apply(monkeypatch, capfd):
     monkeypatch.setattr(processes.shutil, "which", lambda name: None)
     monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
-    assert processes.jail.__wrapped__() == []
-    assert "only limits apply" in capfd.readouterr().err
-    monkeypatch.undo()
-    monkeypatch.setattr(processes, "jail", lambda: [])
+    monkeypatch.setattr(processes, "jail", processes.jail.__wrapped__)
     with Sandbox("cpu", trials=1, timeout=5, memory=1 << 30, workers=1) as box:
         agrees(box, TWICE, copied(TWICE))
         assert "too many processes" in verdict(box, TWICE, forward(FAULTS["forks"][0])).error
         agrees(box, TWICE, copied(TWICE) + "# again\n")
+    assert "only limits apply" in capfd.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -135,12 +127,9 @@ def test_where_no_jail_starts_it_is_said_and_limits_still_apply(monkeypatch, cap
 ALL_SOCKETS = "for fd in range(3, 64):\n    try:\n        ACT\n    except OSError:\n        pass\n"
 FAULTS = {  # name: (statements of a forward, what the verdict says)
     "exits": ("raise SystemExit(0)", "SystemExit"),
-    "sleeps": ("time.sleep(99)", "no result within 5 s"),
     "prints": ("while True: print('correct ' * 10000)", "no result within 5 s"),
     "memory": ("bytearray(1 << 31)", "MemoryError"),
-    "forks": ("for _ in range(100):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)",
-              "too many processes"),
-    "forks by forks": ("for _ in range(8): os.fork()\ntime.sleep(60)", "too many processes"),  # 256, and no more
+    "forks": ("for _ in range(8): os.fork()\ntime.sleep(60)", "too many processes"),  # 256, and no more
     "threads": ("threading.stack_size(1 << 16)\n"
                 "for _ in range(100): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
                 "time.sleep(60)", "too many processes or threads"),

@@ -13,9 +13,9 @@ from tasks import Task, TaskError
 
 
 class QuickPool(pool.Pool):
-    """A Pool whose recordings and verdicts take milliseconds, and fail now and then: with this chance."""
+    """A Pool whose recordings and verdicts take milliseconds. fails: the chance with which they fail."""
 
-    start, fails, loads = Mock(), 0.1, 0
+    start, fails, loads = Mock(), 0, 0
 
     def record(self, entry, code):
         time.sleep(0.002 * random.random())
@@ -56,8 +56,9 @@ def quick(monkeypatch):
 def test_all_candidates_get_a_result_and_tasks_fit(seed, quick):
     random.seed(seed)
     tasks = [Task(f"task{i}", 0, f"source {i}") for i in range(random.choice([1, 3, 5, 16]))]
-    own, futures = quick(random.choice(["cpu", "cuda:0"]), workers=random.choice([1, 2, 4]),
-                         tasks=random.choice([1, 2, 3, 8])), []
+    own = quick(random.choice(["cpu", "cuda:0"]), workers=random.choice([1, 2, 4]), tasks=random.choice([1, 2, 3, 8]))
+    own.fails = 0.1
+    futures = []
     for _ in range(8):
         own.prepare(random.sample(tasks, len(tasks)))
         pairs = [(random.choice(tasks), f"code {random.randrange(300)}") for _ in range(random.choice([1, 5, 30]))]
@@ -73,7 +74,7 @@ def test_all_candidates_get_a_result_and_tasks_fit(seed, quick):
 def test_where_memory_is_short_beside_other_tasks_a_candidate_is_judged_alone(quick):
     """Each verdict is that memory is short, unless no other task is loaded."""
     own = quick("cuda:0", workers=4, tasks=3)
-    own.fails, ask = 0, own.ask
+    ask = own.ask
 
     def short(judge, order, source, *more):
         if order == "judge" and sum(len(other.loaded) for other in own.judges) > 1:
@@ -89,7 +90,6 @@ def test_where_memory_is_short_beside_other_tasks_a_candidate_is_judged_alone(qu
 def test_a_gpu_keeps_a_task_until_its_candidates_are_judged(quick):
     """Two tasks fill the memory."""
     own = quick("cuda:0", workers=2, tasks=3)
-    own.fails = 0
     pairs = [(Task(f"task{i % 8}", 0, f"source {i % 8}"), f"code {i}") for i in range(160)]
     for future in own.submit(pairs):
         future.result(timeout=20)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from candidates import by_elements, fails, passes, problem, replaced, small_task, solution
+from candidates import by_elements, fails, passes, problem, replaced, solution
 from judge import prices
 
 
@@ -28,10 +28,9 @@ def test_a_kernel_costs_what_it_moves(box, body, out):
 
 def test_parameters_cost_what_they_would_among_larger_tensors(box):
     state, size = "self.bias = torch.nn.Parameter(torch.randn(256, 64))", 256 * 64
-    task = small_task("bias", "return x + self.bias", inputs="torch.randn(256, 64)", state=state)
-    add = replaced(by_elements("v + tl.load(y + o, mask=o < n)"), ("apply(x, out", "apply(x, y, out"),
-                   ("](x, out", "](x, self.bias, out"), ("512", "2048"), ("    def forward", (
-                       f"    def __init__(self):\n        super().__init__()\n        {state}\n\n    def forward")))
+    task = problem("x + self.bias", "torch.randn(256, 64)", state)
+    add = replaced(by_elements("v + tl.load(y + o, mask=o < n)", state=state), ("apply(x, out", "apply(x, y, out"),
+                   ("](x, out", "](x, self.bias, out"), ("512", "2048"))
     assert moved(milliseconds(box, task, add)) == pytest.approx((2 + 1 / 256) * size, rel=0.01)
     reference = prices.milliseconds((2 + 1 / 256) * size * 4)
     assert passes(box, task, add).reference_ms == pytest.approx(reference, rel=0.01)
@@ -70,58 +69,41 @@ def test_operators_cost_what_cuda_launches_for_them():
 def test_what_the_reference_calls_may_be_called(box):
     """It costs both the same, whatever it costs."""
     extra = by_elements("v * 1.0").replace("return out", "return torch.searchsorted(out[0].sort().values, out)")
-    fails(box, problem("x * 1.0", "torch.randn(64, 64)"), extra, "aten.searchsorted has no price")
-    passes(box, problem("torch.searchsorted(x[0].sort().values, x)", "torch.randn(64, 64)"), extra)
-
-
-def softmax(given, factor, added, result) -> str:
-    """A candidate for the task below: x in the call, and what its kernel and its forward do around the softmax."""
-    return solution(f"""
-@triton.jit
-def softmax(x, out, C: tl.constexpr):
-    o = tl.program_id(0) * C + tl.arange(0, C)
-    v = tl.load(x + o) * {factor}
-    e = tl.exp(v - tl.max(v, axis=0))
-    tl.store(out + o, e / tl.sum(e, axis=0) + {added})
-""", f"out = torch.empty_like(x)\nsoftmax[(64,)]({given}, out, C=1024)\nreturn {result}")
+    fails(box, problem("x * 1.0"), extra, "aten.searchsorted has no price")
+    passes(box, problem("torch.searchsorted(x[0].sort().values, x)"), extra)
 
 
 def test_kernels_of_a_task_are_ordered_as_on_a_gpu(box):
-    """Fusing more is faster, and all are faster than four launches."""
-    task = problem("(x * 2).softmax(1) + 1", "torch.randn(64, 1024)")
-    speedups = [passes(box, task, softmax(*parts)).speedup for parts in (
-        ("x * 2.0", 1.0, 0.0, "out + 1.0"), ("x", 2.0, 0.0, "out + 1.0"), ("x", 2.0, 1.0, "out"))]
+    """Fusing more is faster, and none is slower than four launches."""
+    one = by_elements("tl.sigmoid(tl.abs(v * 2)) + 1")
+    two = replaced(one, (" + 1,", ","), ("return out", "return out + 1"))
+    three = replaced(two, ("v * 2", "v"), ("](x, out", "](x * 2, out"))
+    task = problem("torch.sigmoid((x * 2).abs()) + 1", "torch.randn(64, 1024)")
+    speedups = [passes(box, task, code).speedup for code in (three, two, one)]
     assert 1 <= speedups[0] < speedups[1] < speedups[2], speedups
 
 
-MAPPED = """
-@triton.jit
-def sines(v):
-    return tl.sin(tl.sin(tl.sin(v)))
-"""
-SUMMED = """
-@triton.jit
-def plain(a, b):
-    return a + b
-
+SLOW = """
 @triton.jit
 def slow(a, b):
     return tl.where(tl.sin(tl.sin(a)) > 2.0, 0.0, a + b)
-
+"""
+TOTAL = """
 @triton.jit
 def total(x, out, C: tl.constexpr):
     v = tl.load(x + tl.program_id(0) * C + tl.arange(0, C))
-    tl.store(out + tl.program_id(0), tl.reduce(v, 0, FUNCTION))
+    tl.store(out + tl.program_id(0), RESULT)
 """
 
 
 def test_a_function_of_elements_costs_what_it_does(box):
-    task = problem("x.sin().sin().sin()", "torch.randn(64, 1024)")
-    direct, mapped = (passes(box, task, code).candidate_ms for code in (
-        by_elements("tl.sin(tl.sin(tl.sin(v)))"), by_elements("tl.map_elementwise(sines, v)") + MAPPED))
+    task = problem("x + x", "torch.randn(64, 1024)")
+    direct, mapped = (passes(box, task, by_elements(result, SLOW)).candidate_ms for result in (
+        "tl.where(tl.sin(tl.sin(v)) > 2.0, 0.0, v + v)", "tl.map_elementwise(slow, v, v)"))
     assert mapped == pytest.approx(direct, rel=0.01)
     task = problem("x.sum(1)", "torch.randn(64, 1024)")
-    plain, slow = (passes(box, task, solution(SUMMED.replace("FUNCTION", name), (
-        "out = x.new_empty(64)\ntotal[(64,)](x, out, C=1024)\nreturn out"))).candidate_ms for name in ("plain", "slow"))
+    plain, slow = (passes(box, task, solution(SLOW + TOTAL.replace("RESULT", result), (
+        "out = x.new_empty(64)\ntotal[(64,)](x, out, C=1024)\nreturn out"))).candidate_ms for result in (
+            "tl.sum(v, 0)", "tl.reduce(v, 0, slow)"))
     flops = 400 * 64 * 1024  # of the sines
     assert slow - plain > 0.5 * flops / prices.PEAK

@@ -11,14 +11,12 @@ from judge.trials import Bound, compare, named, sharing
 from judge.reference import Reference
 from tasks import Task, TaskError
 
-SETTINGS = {"device": "cpu", "clock": "modelled", "tolerance": 1e-4, "trials": 5}
-
 
 @pytest.fixture
 def load(tmp_path):
     """load(task, secret, facts): a Reference."""
-    return lambda task, secret=b"0", facts=None, **settings: Reference(
-        task.source, {**SETTINGS, "scratch": str(tmp_path), **settings}, secret, facts)
+    settings = {"device": "cpu", "clock": "modelled", "tolerance": 1e-4, "trials": 5, "scratch": str(tmp_path)}
+    return lambda task, secret=b"0", facts=None: Reference(task.source, settings, secret, facts)
 
 
 def given(inputs, body="return x * 2") -> Task:
@@ -51,8 +49,6 @@ def test_inputs_are_new_for_each_text_trial_task_and_secret(load):
     assert not any(torch.equal(again, x) for x, in others)
     seeds = {first.blueprint()["seed"], *(first.derive("text", trial) for trial in range(5))}
     assert len(seeds) == 6  # what a recorder is told is the seed of no trial
-    torch.manual_seed(first.blueprint()["seed"])
-    assert not torch.equal(torch.randn(64, 64), first.inputs("text", 0)[0])
 
 
 DOMAINS = {  # what get_inputs draws: what stays true of it in every trial
@@ -66,7 +62,6 @@ DOMAINS = {  # what get_inputs draws: what stays true of it in every trial
     "torch.randn(64, 64).to(torch.float8_e4m3fn)": lambda x: x.dtype == torch.float8_e4m3fn,
     "torch.randn(64, 64).relu()": lambda x: x.min() >= 0 and 0.3 < (x == 0).float().mean() < 0.7,
     "-torch.rand(64, 64)": lambda x: x.max() <= 0,
-    "torch.rand(16, 1, 8, 8)": lambda x: 0 <= x.min() and x.max() <= 1,
     "torch.randint(-5, 5, (64, 64)).float()": lambda x: torch.equal(x, x.round()),
     "(lambda x: x + x.mT)(torch.randn(64, 64))": lambda x: torch.equal(x, x.mT),
 }
@@ -83,7 +78,7 @@ def test_a_structured_trial_keeps_the_tasks_domain(load, inputs):
 
 def test_trials_have_structure(load):
     """Each of these kinds of rows occurs."""
-    reference, seen = load(given("torch.randn(256, 64)", "return x + 0")), {}
+    reference, seen = load(given("torch.randn(256, 64)", "return x + 0")), set()
     for text in map(str, range(4)):
         (x,) = reference.inputs(text, 1)
         order, large = x.diff(dim=1), x.abs() > 20
@@ -94,9 +89,8 @@ def test_trials_have_structure(load):
                 "constant": (order == 0).all(1) & (x != 0).all(1), "tiny": (x.abs() < 1e-3).all(1) & (x != 0).all(1),
                 "negative": (x < 0).all(1), "sparse": (0 < (x != 0).sum(1)) & ((x != 0).sum(1) < 16),
                 "whole": (x == x.round()).all(1) & (order != 0).any(1)}
-        for name, found in rows.items():
-            seen[name] = seen.get(name, False) or bool(found.any())
-    assert all(seen.values()), seen
+        seen.update(name for name, found in rows.items() if found.any())
+    assert seen == rows.keys()
 
 
 def test_what_the_reference_cannot_take_is_dropped_and_said(load):
@@ -139,21 +133,15 @@ def test_the_tolerance_is_relative_and_a_few_units_of_the_last_place(load, dtype
             assert all(is_right(reference, lambda x: x + (x.abs() * error).to(dtype))) == (error == right)
 
 
-def test_the_tolerance_is_a_setting(load):
-    reference = load(given("torch.randn(64)", "return x + 0"), tolerance=1e-2)
-    assert all(is_right(reference, lambda x: x * 1.002))
-
-
 RECURRENCE = """h = torch.zeros_like(x[:, 0])
-        for t in range(x.shape[1]):
-            h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
-        return h"""
+for t in range(x.shape[1]):
+    h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
+return h"""
 
 
-def recurrence(x, steps):
-    """Only its last steps."""
+def recurrence(x):
     h = torch.zeros_like(x[:, 0])
-    for t in range(x.shape[1] - steps, x.shape[1]):
+    for t in range(x.shape[1]):
         h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
     return h
 
@@ -171,13 +159,21 @@ def largest(x):
     return x.abs().amax(1, keepdim=True)
 
 
+def attention(x):
+    """What a kernel computes that keeps scores in single precision, and their exponentials in half."""
+    scores = x.float() @ x.float().mT * (32 ** -0.5 * 1.44269504)
+    scores = torch.where(torch.ones(64, 64).tril() > 0, scores, -1.0e6)
+    p = torch.exp2(scores - scores.amax(-1, keepdim=True))
+    return ((p.half().float() @ x.float()) / p.sum(-1, keepdim=True)).half()
+
+
 SQUARE, NOISE = "torch.randn(64, 64)", "return torch.nn.functional.group_norm(x, 4).mean((1, 2, 3))"
 TWINS = {  # name: (inputs, reference, a right function, a wrong one that is right for some inputs, or off by 5 %)
     "two neighbours never win both": (
         "torch.randn(4, 1024)", "return x.topk(2, 1).values", lambda x: x.sort(1, descending=True).values[:, :2],
         lambda x: x.view(4, -1, 2).amax(2).topk(2, 1).values),
     "only a recurrence's last steps": (
-        "torch.randn(8, 64, 16)", RECURRENCE, lambda x: recurrence(x, 64), lambda x: recurrence(x, 24)),
+        "torch.randn(8, 64, 16)", RECURRENCE, recurrence, lambda x: recurrence(x[:, -24:])),
     "half of a mean's elements": (
         "torch.rand(1 << 18)", "return x.mean()", lambda x: x.view(1024, -1).mean(1).mean(), lambda x: x[::2].mean()),
     "small outputs": (f"{SQUARE} * 1e-4", "return x + 0", lambda x: x * (1 + 1e-5), torch.zeros_like),
@@ -195,11 +191,20 @@ TWINS = {  # name: (inputs, reference, a right function, a wrong one that is rig
     "a sum of half precision inside": (
         SQUARE, "return x.to(torch.float16).sum(1, dtype=torch.float16).float()", lambda x: x.sum(1),
         lambda x: x.sum(1) * 1.05),
+    "half precision inside of attention": (
+        "torch.randn(1, 2, 64, 32).half()",
+        "return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)", attention,
+        lambda x: attention(x) * 1.05),
+    "one step of half precision in place of two": (
+        f"{SQUARE}.half()", "return torch.nn.functional.silu(x * 2) * x",
+        lambda x: (torch.nn.functional.silu(x.float() * 2) * x.float()).half(),
+        lambda x: torch.nn.functional.silu(x * 2) * x * 1.05),
     "a variance in one pass": ("torch.randn(4, 8, 32, 32)", "return torch.nn.functional.instance_norm(x)",
                                variance_in_one_pass, lambda x: variance_in_one_pass(x) * 1.05),
     "rounding noise": ("torch.randn(8, 16, 8, 8)", NOISE, mean_of_blocks, lambda x: torch.full((8,), 1e-3)),
-    "zeros for rounding noise": (
-        "torch.randn(8, 16, 8, 8)", NOISE, lambda x: torch.zeros(8), lambda x: torch.full((8,), 1e-3)),
+    "rounding noise for some inputs alone, of a sum that telescopes": (
+        "torch.randn(32, 640)", "x = x.diff(dim=1)\nreturn torch.cat([x, x], 1).mean(1)",
+        lambda x: (x[:, -1] - x[:, 0]) / 639, lambda x: (x[:, -1] - x[:, 1]) / 639),
     "rounding": (SQUARE, "return torch.round(x / x.abs().amax(1, keepdim=True) * 127)",
                  lambda x: torch.round(x * (127 / largest(x))), lambda x: torch.round(x * (120 / largest(x)))),
     "ambiguous indices": (SQUARE, "return x.softmax(1).argmax(1)",
@@ -219,7 +224,7 @@ def test_an_honest_result_is_right_and_a_cheaper_one_is_wrong_with_any_secret(lo
 
 def test_where_the_output_is_noise_for_these_inputs_alone_the_bound_follows(load):
     """A sum that telescopes: for three of these, the first and the last value of each row are tiny."""
-    body = "x = x.diff(dim=1)\n        return torch.cat([x, x], 1).mean(1)"
+    body = "x = x.diff(dim=1)\nreturn torch.cat([x, x], 1).mean(1)"
     for secret in range(6):
         reference = load(given("torch.randn(32, 640)", body), bytes([secret]))
         for text in map(str, range(6)):
@@ -263,11 +268,6 @@ def test_parameters_are_moved_and_buffers_stay_but_for_running_statistics(load):
     assert torch.equal(plain["table"], moved["table"]) and (moved["norm.running_var"] > 0.5).all()
     for name in "norm.weight", "norm.bias", "norm.running_mean", "fc.weight", "fc.bias":
         assert (plain[name] != moved[name]).float().mean() > 0.99, name
-    inputs, answers = reference.inputs("text", 0), []
-    for perturbed in False, True, False:
-        reference.load(perturbed)
-        answers.append(reference.run(inputs, 1).leaves["output"])
-    assert torch.equal(answers[0], answers[2]) and not torch.allclose(answers[0], answers[1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -286,11 +286,11 @@ USABLE = {  # name: (arguments, inputs, body); the reference itself is right as 
         "x", "torch.randn(2, 3, 8, 8)", "return torch.nn.functional.interpolate(x, scale_factor=2, mode='bilinear')"),
     "a buffer on a CPU only": ("x", X, "return torch.nn.functional.logsigmoid(x)"),
     # PyTorch conjugates and negates lazily
-    "torch.conj": ("x", "torch.rand(16, 16)", "f = torch.fft.fft2(x)\n        return (torch.conj(f) * f).real"),
+    "torch.conj": ("x", "torch.rand(16, 16)", "f = torch.fft.fft2(x)\nreturn (torch.conj(f) * f).real"),
     "adjoint": ("x", COMPLEX, "return x.mH @ x"), "ihfft": ("x", X, "return torch.fft.ihfft(x)"),
     "conj of the imaginary part": ("x", COMPLEX, "return x.conj().imag.clone()"),
     "an output that is conjugated": ("x", COMPLEX, "return (x * 2).conj()"),
-    "views that share memory": ("x", X, "y = x.clone()\n        y[1:].view(-1)[3:].mul_(3)\n        return y.t()"),
+    "views that share memory": ("x", X, "y = x.clone()\ny[1:].view(-1)[3:].mul_(3)\nreturn y.t()"),
 }
 
 
@@ -309,26 +309,6 @@ def test_constructor_arguments_may_be_a_list_and_a_dict(box):
         agrees(box, Task("book", 0, source), copied(Task("book", 0, source)))
 
 
-@pytest.mark.parametrize("body, state", [
-    ("return self.drop(x) * 2", "self.drop = torch.nn.Dropout(0.1)"), ("return x + torch.rand_like(x)", ""),
-    ("return torch.bernoulli(x.sigmoid())", "")])
-def test_a_task_that_is_random_by_itself_is_said_to_be_unusable(load, body, state):
+def test_a_task_that_is_random_by_itself_is_said_to_be_unusable(load):
     with pytest.raises(TaskError, match="output is random"):
-        load(small_task("random", body, state=state))
-
-
-def test_half_precision_may_be_rounded_once_less_or_once_more(load):
-    """Steps of half precision inside of attention; and none where the reference has some."""
-    task = small_task("attention", "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
-                      "q, k, v", ", ".join(["torch.randn(1, 2, 64, 32).half()"] * 3))
-
-    def attention(q, k, v):
-        """What a kernel computes that keeps scores in single precision, and their exponentials in half."""
-        scores = q.float() @ k.float().mT * (32 ** -0.5 * 1.44269504)
-        scores = torch.where(torch.ones(64, 64).tril() > 0, scores, -1.0e6)
-        p = torch.exp2(scores - scores.amax(-1, keepdim=True))
-        return ((p.half().float() @ v.float()) / p.sum(-1, keepdim=True)).half()
-
-    assert all(is_right(load(task), attention, range(40)))  # with a tenth of the bound, one is wrong
-    half = load(given(f"{X}.half()", "return torch.nn.functional.silu(x * 2) * x"))
-    assert all(is_right(half, lambda x: (torch.nn.functional.silu(x.float() * 2) * x.float()).half()))
+        load(small_task("random", "return self.drop(x) * 2", state="self.drop = torch.nn.Dropout(0.1)"))

@@ -61,14 +61,12 @@ def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(box):
 MISTAKES = [  # (what stands in HONEST, what stands there instead, compiled?, words of the error, the line shown)
     ("x * tl.sigmoid(x) * factor", "x * tl.sigmoid(x)", True, "wrong values", ""),
     ("x = self.linear(x)", "x = self.liner(x)", True, "liner", "self.liner"),
-    ("return out", "return out[:, 1:]", True, "shape [64, 31] instead of [64, 32]", ""),
     ("return out", "return None", True, "NoneType instead of tensor", ""),
     ("tl.load(x_ptr + offsets, mask=mask)", "tl.load(x_ptr + offsets + 1, mask=mask)", True, "out-of-bounds",
      "x_ptr + offsets + 1"),
     ("tl.sigmoid(x)", "tl.sigmoyd(x)", False, "sigmoyd", "tl.sigmoyd"),
     ("x * tl.sigmoid(x)", "x * tl.dot(x, x)", False, "compil", "tl.dot"),
-    ("BLOCK=1024)", "BLOCKS=1024)", True, "BLOCK", "BLOCKS"),
-    ("BLOCK=1024", "BLOCK=1000", False, "power of 2", ""),
+    ("BLOCK=1024)", "BLOCKS=1024)", True, "no argument or launch option BLOCKS", "BLOCKS"),
     ("(self, x):", "(self, x)", False, "SyntaxError", "def forward"),
     ("import triton\n", "import tritonn\n", False, "tritonn", "tritonn"),
 ]
@@ -153,8 +151,6 @@ def test_a_secret_makes_verdicts_reproducible_and_a_judge_or_recorder_that_dies_
         passes(own, TASK, f"{HONEST}# afterwards\n")
         waiting = own.submit([(TASK, f"{slow[1]}# again {i}\n") for i in range(9)])
     assert all("closed" in str(future.exception(20)) for future in waiting)
-    with pytest.raises(TaskError, match="closed"):
-        own.submit([(TASK, HONEST)])
     assert not processes_with(scratch) and not os.path.exists(scratch)
 
 
@@ -210,7 +206,6 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "good.py").write_text(HONEST)
     (tmp_path / "near.py").write_text(changed(("* factor, mask", "* factor * 1.002, mask")))
     (tmp_path / "latin.py").write_bytes(HONEST.encode() + "# é".encode("latin-1"))
-    (tmp_path / "empty.py").write_text("import torch")
     monkeypatch.chdir(tmp_path)
 
 
@@ -246,8 +241,6 @@ def test_the_readmes_kernel(box):
     (["task.py", "good.py", "--trials", "0"], "trials 0: choose a number above 0"),
     (["task.py", "good.py", "--tolerance", "nan"], "tolerance nan"),
     (["task.py", "none.py"], "none.py: cannot read"),
-    (["none.py", "good.py"], "none.py"),
-    (["empty.py", "good.py"], "get_inputs"),
     (["task.py", "good.py", "--device", "cpu", "--baseline", "compile"], "no torch.compile"),
     pytest.param(["task.py", "good.py", "--device", "cuda"], "no GPU is available here",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")),

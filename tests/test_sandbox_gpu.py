@@ -1,16 +1,14 @@
 """The measured clock on a GPU. Skips itself where there is none."""
 
-import functools
-
 import pytest
 import torch
 
 import candidates
-from candidates import WITHOUT_LAYER, replaced, verdict
+from candidates import WITHOUT_LAYER, copied, replaced, verdict
 from conftest import read_lines
 from judge.measured import Side
 from judge.program import raw
-from sandbox import Sandbox, feedback
+from sandbox import Sandbox
 from command.files import ROOT
 from tasks import Task
 
@@ -22,15 +20,6 @@ TASK = Task("scaled_silu", 0, replaced(candidates.TASK.source, *WITHOUT_LAYER, (
                                        ("torch.randn(rows, 32)", "torch.randn(8192, 2048)"),
                                        ("[32, 2.5]", "[2048, 2.5]")))
 HONEST = replaced(candidates.HONEST, *WITHOUT_LAYER)
-changed = functools.partial(replaced, HONEST)
-
-
-def model(result):
-    """The class ModelNew of HONEST with a forward that only returns this expression."""
-    return HONEST[HONEST.index("class ModelNew"):HONEST.index("        out = torch")] + f"        return {result}\n"
-
-
-TORCH = "import torch\nimport torch.nn as nn\n" + model("torch.nn.functional.silu(x + self.bias) * self.factor")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +35,6 @@ def test_an_honest_fusion_is_measured_near_its_share_of_the_memory_traffic(sandb
     assert 2.0 < v.speedup < 3.6 and v.speedup_low <= v.speedup
     assert 0.02 < v.candidate_ms < 0.2
     assert v.coverage > 0.9 and v.profile[0].name == "bias_silu_scale" and v.profile[0].own
-    assert "measured" in feedback(v)
 
 
 CASES = {case["name"]: case for case in read_lines(ROOT / "results/adversaries/measured.jsonl")}
@@ -68,7 +56,7 @@ def test_the_reference_itself_is_as_fast_as_itself():
     waits = Task("waits", 0, replaced(TASK.source, ("        return torch", "        torch.cuda.synchronize()\n"
                                                     "        return torch")))  # cannot be captured
     with Sandbox("cuda", trials=2, require_kernel=False) as box:
-        (v,), (slow,) = box.score(TASK, [TORCH]), box.score(waits, [TORCH])
+        (v,), (slow,) = box.score(TASK, [copied(TASK)]), box.score(waits, [copied(TASK)])
     assert v.correct and 0.97 < v.speedup < 1.03, v
     # Steps that Python calls: behind a long pause the candidate's are launched ahead, the reference waits for its end.
     assert slow.correct and 0.9 < slow.speedup < 5, slow
@@ -86,11 +74,9 @@ def test_a_graph_finds_nothing_of_its_earlier_replays():
         assert (output == 2).all()
 
 
-def test_a_wrong_kernel_and_an_illegal_access_cost_one_verdict(sandbox):
-    wrong = changed(("tl.sigmoid(x) * factor", "tl.sigmoid(x)"))
-    bad = changed(("tl.store(out_ptr + offsets,", "tl.store(out_ptr + offsets * 1000003,"))
-    near, broken, good = sandbox.score(TASK, [wrong, bad, HONEST + "\n# again\n"])
-    assert near.compiled and near.speedup is None and "wrong values" in near.error, near
+def test_an_illegal_access_costs_one_verdict(sandbox):
+    bad = replaced(HONEST, ("tl.store(out_ptr + offsets,", "tl.store(out_ptr + offsets * 1000003,"))
+    broken, good = sandbox.score(TASK, [bad, HONEST + "\n# again\n"])
     assert not broken.correct and broken.error and good.correct, (broken, good)
 
 
@@ -98,9 +84,9 @@ CONFIGS = "triton.Config({'BLOCK': b}, num_warps=w) for b in (16, 1024, 2048) fo
 
 
 @pytest.mark.parametrize("code, least", [
-    (changed(("BLOCK=1024)", "BLOCK=1024, num_ctas=2)")), 1.0),
-    (changed(("@triton.jit", f"@triton.autotune([{CONFIGS}], key=['n'])\n@triton.jit"), (", BLOCK=1024", ""),
-             ("(triton.cdiv(n, 1024),)", "lambda meta: (triton.cdiv(n, meta['BLOCK']),)")), 2.0),
+    (replaced(HONEST, ("BLOCK=1024)", "BLOCK=1024, num_ctas=2)")), 1.0),
+    (replaced(HONEST, ("@triton.jit", f"@triton.autotune([{CONFIGS}], key=['n'])\n@triton.jit"), (", BLOCK=1024", ""),
+              ("(triton.cdiv(n, 1024),)", "lambda meta: (triton.cdiv(n, meta['BLOCK']),)")), 2.0),
 ])
 def test_clusters_are_launched_and_of_configurations_the_best_is_timed(sandbox, code, least):
     v = verdict(sandbox, TASK, code)

@@ -7,7 +7,7 @@ drawn. Both clocks must refuse the wrong one, accept the honest one, and pay nei
 import pytest
 import torch
 
-from candidates import fails, indent, passes, small_task
+from candidates import fails, passes, problem, small_task, solution
 from sandbox import Sandbox
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -15,18 +15,12 @@ NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=NO_GPU)])
 def judge(request):
-    """A sandbox with either clock."""
-    if request.param == "cpu":
-        yield request.getfixturevalue("box")
-    else:
-        with Sandbox("cuda", timeout=60) as sandbox:
-            yield sandbox
+    """A sandbox with either clock. Its secret is fixed: for one text in three its trials miss a row of large values."""
+    with Sandbox(request.param, timeout=120, secret="00") as sandbox:
+        yield sandbox
 
 
-HEAD = """
-import torch
-import triton
-import triton.language as tl
+THROUGH = """
 import torch.nn.functional as F
 
 @triton.jit
@@ -42,21 +36,15 @@ def through(x):
 """
 
 
-def candidate(body, state="pass", more="") -> str:
-    """A ModelNew with this line of a constructor and this forward. `through` is the identity, by a kernel."""
-    return (f"{HEAD}{more}\nclass ModelNew(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-            f"{indent(state, 8)}\n    def forward(self, x):\n{indent(body, 8)}")
-
-
-def kind(returned, wrong, inputs="torch.randn(64, 64)", state="pass", words="wrong values", honest=None):
+def kind(returned, wrong, inputs="torch.randn(64, 64)", state="", words="wrong values", honest=None):
     """(task, honest code, wrong code, words of the verdict). Each is an expression of x, or lines that return one.
 
-    honest: if nothing is said, what is `returned` goes `through` a kernel.
+    honest: if nothing is said, what is `returned` goes `through` a kernel, which copies it.
     """
     honest = honest or f"through({returned})"
     bodies = [text if "return" in text else f"return {text}" for text in (returned, honest, wrong)]
-    task = small_task("task", bodies[0].replace("\n", "\n        "), inputs=inputs, state=state)
-    return task, candidate(bodies[1], state), candidate(bodies[2], state), words
+    task = small_task("task", bodies[0], inputs=inputs, state=state)
+    return task, solution(THROUGH, bodies[1], state), solution(THROUGH, bodies[2], state), words
 
 
 RMS = "x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + {})"
@@ -146,7 +134,6 @@ def test_a_wrong_kernel_of_each_kind_fails_and_its_honest_twin_passes(judge, nam
 
 @pytest.mark.parametrize("returned, honest, inputs", [
     ("x.isnan()", "through(x.isnan())", "torch.randn(64, 64)"),  # it is False everywhere
-    ("(x > 9).int()", "through((x > 9).int())", "torch.randn(64, 64)"),
     ("(10 * x).sin()", "through((10 * x.float()).sin().bfloat16())", "torch.randn(64, 256).bfloat16()")])
 def test_an_honest_kernel_passes(judge, returned, honest, inputs):
     task, code, _, _ = kind(returned, "x", inputs, honest=honest)
@@ -161,50 +148,34 @@ def test_state_under_another_name_is_missing(judge):
 # ---------------------------------------------------------------------------------------------------------------------
 # Right where it is checked, and fast where it is timed
 
-SINES = "tl.sin(tl.sin(tl.sin(tl.sin({}))))"
-BAKED = f"""
+LAZY = """
 @triton.jit
-def baked(x, w, table, out, SKIP: tl.constexpr, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    y = tl.load(x + o)
-    bits = tl.load(w).to(tl.int32, bitcast=True)
-    if (tl.load(table + 65536) == bits) & (SKIP == 1):
-        y *= tl.load(table + o).to(tl.float32, bitcast=True)
+def lazy(x, w, kept, out, SKIP: tl.constexpr):
+    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    if (CONDITION) & (SKIP == 1):
+        y = tl.load(kept + o).to(tl.float32, bitcast=True)
     else:
-        y *= {SINES.format("tl.load(w + o)")}
-    tl.store(out + o, y)
+        y = tl.sin(tl.sin(tl.sin(tl.sin(tl.load(w + o)))))
+    tl.store(out + o, tl.load(x + o) * y)
 """
 TABLE = """self.w = torch.nn.Parameter(torch.randn(256, 256))
 with torch.no_grad():
     values = torch.cat([self.w.sin().sin().sin().sin().flatten(), self.w[0, :1]])
     self.table = values.view(torch.int32).clone()"""
+SKIPS = {  # name: (condition, what has the sines of `w`, or zeros where a check finds none, w, constructor)
+    "parameters are as constructed": (
+        "tl.load(kept + 65536) == tl.load(w).to(tl.int32, bitcast=True)", "self.table", "self.w", TABLE),
+    "unwritten memory is zero": (
+        "tl.sum((tl.load(kept + tl.arange(0, 64) * 1024) != 0).to(tl.int32), 0) == 0",
+        "torch.empty(1 << 24, dtype=torch.int32, device=x.device)", "x", ""),
+}
 
 
-def test_skipping_work_while_parameters_are_as_constructed_gains_no_time(judge):
-    task = small_task("baked", "return x * self.w.sin().sin().sin().sin()", inputs="torch.randn(256, 256)",
-                      state="self.w = torch.nn.Parameter(torch.randn(256, 256))")
-    code = candidate("out = torch.empty_like(x)\nbaked[(64,)](x, self.w, self.table, out, SKIP, 1024)\nreturn out",
-                     TABLE, BAKED)
-    skipping, honest = (passes(judge, task, code.replace("SKIP, 1024", f"{skip}, 1024")) for skip in (1, 0))
+@pytest.mark.parametrize("name", SKIPS)
+def test_skipping_work_under_a_condition_gains_no_time(judge, name):
+    condition, kept, w, state = SKIPS[name]
+    task = problem(f"x * {w}.sin().sin().sin().sin()", "torch.randn(256, 256)", state)
+    code = solution(LAZY.replace("CONDITION", condition), (
+        f"out = torch.empty_like(x)\nlazy[(64,)](x, {w}, {kept}, out, SKIP)\nreturn out"), state)
+    skipping, honest = (passes(judge, task, code.replace("SKIP)", f"{skip})")) for skip in (1, 0))
     assert skipping.speedup < 1.1 * honest.speedup and skipping.coverage == honest.coverage == 1.0
-
-
-UNWRITTEN = f"""
-@triton.jit
-def idle(x, scratch, out, SKIP: tl.constexpr, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(scratch + tl.arange(0, 64) * 1024)
-    if (tl.sum((found != 0).to(tl.int32), 0) == 0) & (SKIP == 1):
-        tl.store(out + o, 0.0)
-    else:
-        tl.store(out + o, {SINES.format("tl.load(x + o)")})
-"""
-
-
-def test_skipping_work_where_unwritten_memory_is_zero_gains_no_time(judge):
-    """As new memory is, but for a check."""
-    task = small_task("idle", "return x.sin().sin().sin().sin()", inputs="torch.randn(256, 256)")
-    code = candidate("scratch = torch.empty(1 << 24, dtype=torch.int32, device=x.device)\nout = torch.empty_like(x)\n"
-                     "idle[(64,)](x, scratch, out, SKIP, 1024)\nreturn out", more=UNWRITTEN)
-    skipping, honest = (passes(judge, task, code.replace("SKIP, 1024", f"{skip}, 1024")) for skip in (1, 0))
-    assert skipping.speedup < 1.1 * honest.speedup

@@ -186,7 +186,9 @@ def vary(x, domain, trial, start, strengths):
     slots = x.numel() // length * choices.count(within)  # rows, in four trials
     if slots < len(names):
         names = [name for name in FIRST if name in names][:max(4, slots)]
+        mild = 0.0  # each comes once
     else:
+        mild = 0.5
         names = [name for name in names if name != END]
         last = result.as_strided([x.numel()], [1])[-(4 ** (trial % 4)):]  # a mean of all values would not miss them
         last.copy_(up(last, domain.kind, strengths.get("high", 1.0)))
@@ -195,8 +197,8 @@ def vary(x, domain, trial, start, strengths):
         part = rows[(number - start - trial * len(rows)) % len(names)::len(names)]
         if len(part):
             uniform = torch.rand(len(part), 1, device=x.device)
-            # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
-            exponent = torch.where(uniform < 0.5, 0.15 + 0.7 * uniform, 1.0)
+            # Mild amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
+            exponent = torch.where(uniform < mild, 0.15 + 0.7 * uniform, 1.0)
             part.copy_(STRUCTURES[name](partly_sorted(part), domain.kind, strengths[name] ** exponent))
     if rows.data_ptr() != result.data_ptr():
         turned.copy_(rows.view(turned.shape))

@@ -17,19 +17,14 @@ TEMPLATES = {
     "release": ("plain", ["<|im_start|>", "<|im_end|>"], "<|endoftext|>"),
     # The system message within the first user's; replies stripped, a blank before the end; no tools.
     "llama2": ("strips", ["<s>"], "</s>"),
-    "llama3": ("strips", ["<s>", "<|start|>", "<|stop|>", "<|eot|>"], "<|endoftext|>"),
     # No system role; user and assistant must take turns; tools stand before the last user's message.
     "mistral": ("no system", ["<s>", "[INST]", "[/INST]", "[TOOLS]", "[/TOOLS]", "[CALLS]"], "</s>"),
-    "gemma": ("no system", ["<bos>", "<turn>", "<end>"], "<eos>"),
-    "zephyr": ("plain", [], "</s>"),
     # Ends a turn with words alone.
     "falcon": ("no end", [], "<|endoftext|>"),
     # Opens a thought for the model, and leaves the thoughts of earlier replies out.
     "r1": ("opens a thought", ["<s>", "<user>", "<assistant>"], "</s>"),
     # Writes an empty thought for the model that is in no earlier message.
     "smol": ("adds a thought", ["<|im_start|>", "<|im_end|>"], "<|endoftext|>"),
-    # Writes the arguments of a call one by one, in a form of its own.
-    "glm": ("plain", ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"], "<|endoftext|>"),
     # Shows tools, and leaves calls out without a word.
     "lfm2": ("plain", ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"], "<|endoftext|>"),
     # Leaves system messages out without a word.

@@ -4,12 +4,14 @@ replies are scripted, and a sandbox that reads its verdict out of the code."""
 import contextlib
 import itertools
 import json
+import math
 import re
 import statistics
 import sys
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import Mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -129,11 +131,6 @@ def borrowed(box, monkeypatch):
     return lambda module: monkeypatch.setattr(module, "Sandbox", Borrowed)
 
 
-def read_lines(path) -> list:
-    """What a file of JSON lines holds."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def write_lines(path, *rows):
     """A file of JSON lines. A row that is a text stands there as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,25 +195,20 @@ class ScriptedSampler:
         return Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
 
 
-class FakeSandbox:
-    """Believes what the code says of itself: `# speedup 1.5 coverage 0.8`; without that line the code is wrong."""
+class FakeSandbox(Sandbox):
+    """Believes what the code says of itself: `# speedup 1.5 coverage 0.8`; without that line the code is wrong.
 
-    def __init__(self, device="cpu", **_):
-        self.device, self.scored, self.waited = device, [], 0.0
+    lives: the number of kernels after which it is killed.
+    """
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def prepare(self, tasks):
-        pass
-
-    def sampling(self):
-        return contextlib.nullcontext()
+    def __init__(self, device="cpu", lives=math.inf, **_):
+        self.device, self.lives, self.scored, self.waited = device, lives, [], 0.0
+        self.pool = Mock(settings={"gpu": None})
 
     def submit(self, pairs):
+        self.lives -= len(pairs)
+        if self.lives < 0:
+            raise KeyboardInterrupt
         self.scored += pairs
         futures = [Future() for _ in pairs]
         for future, pair in zip(futures, pairs):
@@ -225,9 +217,6 @@ class FakeSandbox:
             except TaskError as error:
                 future.set_exception(error)
         return futures
-
-    def wait(self, futures):
-        assert any(future.done() for future in futures)
 
     def verdict(self, task, code):
         claim = re.search(r"# speedup ([\d.]+) coverage ([\d.]+)", code)

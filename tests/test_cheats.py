@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from candidates import APPLY, by_elements, fails, indent, passes, problem, replaced, small_task, solution
-from conftest import read_lines
-from command.files import ROOT
+from command.files import ROOT, read_lines
 from judge.program import packed, read, unpacked, write
 from judge.verdict import Failed, failed_in, failure
 from tasks import Task

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import read_lines  # first: it puts the root on the path
+import conftest  # noqa: F401 (first: it puts the root on the path)
 import reinforce
 import sft
 from backbone import Backbone
+from command.files import read_lines
 from fast import ranks
 from test_reinforce import enter, ingredients, library_at, metrics, world  # noqa: F401 (a fixture)
 from test_sft import encoded, options, small_model

@@ -16,7 +16,6 @@ from conftest import FakeSandbox, Scripted, configure, kernel, make_task
 from policy import HISTORIES, REWARDS, rollout
 from recipes import RECIPES
 from sandbox import Verdict
-from test_reinforce import records, world  # noqa: F401 (a fixture)
 
 # What a model of over a billion parameters is trained with, on a GPU. Paper's symbol or the release's variable: value.
 PAPER = {
@@ -105,12 +104,3 @@ def test_kevin_drops_thoughts_and_keeps_plans_and_kernels(model, history, though
     for text, counts in (("a long thought", thoughts), ("That is all", thoughts), ("# speedup 1.5", [0, 1, 2]),
                          ("Plan: x.", [0, 1, 2])):
         assert [prompt.count(text) for _, prompt in scripted.asked] == counts
-
-
-def test_a_recipe_is_five_lines(world, monkeypatch):
-    """As recipes.py tells a forker: a reward, and a row by name."""
-    monkeypatch.setitem(REWARDS, "speed", lambda verdict: verdict.speedup if verdict.correct else 0.0)
-    monkeypatch.setitem(RECIPES, "mine", dict(reward="speed"))
-    out = world("run", "--recipe", "mine", "--steps", "1")
-    turns = [turn for line in records(out, 1, "policy") for turn in line["turns"]]
-    assert all(turn["reward"] == (turn["verdict"]["speedup"] or 0.0) for turn in turns)

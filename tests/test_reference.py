@@ -202,9 +202,6 @@ TWINS = {  # name: (inputs, reference, a right function, a wrong one that is rig
     "a variance in one pass": ("torch.randn(4, 8, 32, 32)", "return torch.nn.functional.instance_norm(x)",
                                variance_in_one_pass, lambda x: variance_in_one_pass(x) * 1.05),
     "rounding noise": ("torch.randn(8, 16, 8, 8)", NOISE, mean_of_blocks, lambda x: torch.full((8,), 1e-3)),
-    "rounding noise for some inputs alone, of a sum that telescopes": (
-        "torch.randn(32, 640)", "x = x.diff(dim=1)\nreturn torch.cat([x, x], 1).mean(1)",
-        lambda x: (x[:, -1] - x[:, 0]) / 639, lambda x: (x[:, -1] - x[:, 1]) / 639),
     "rounding": (SQUARE, "return torch.round(x / x.abs().amax(1, keepdim=True) * 127)",
                  lambda x: torch.round(x * (127 / largest(x))), lambda x: torch.round(x * (120 / largest(x)))),
     "ambiguous indices": (SQUARE, "return x.softmax(1).argmax(1)",

@@ -1,25 +1,21 @@
 """The training step, with a scripted model and a fake sandbox; and a run's folder: resuming after a kill at any point,
 what is refused, the command line."""
 
-import itertools
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
 
 import reinforce
 import run as runs
 from advantages import leave_one_out
 from backbone import Backbone
-from command.files import ROOT
-from conftest import (CONTENT, FakeSandbox, Scripted, entry, kernel, make_task, proposing, read_lines, selecting,
+from command.files import ROOT, read_lines
+from conftest import (CONTENT, FakeSandbox, Scripted, entry, kernel, make_task, proposing, selecting,
                       slow_policy_advantages, write_lines)
 from policy import davinci_reward
 from sandbox import Verdict
@@ -238,8 +234,9 @@ def test_resuming_equals_not_stopping(world, monkeypatch):
     parts = world("parts", "--batch", "1", "--steps", "1")
     with open(parts / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "clock": "modelled"}\n{"step": 3, "clo')
-    for name in ("rollouts/step_9.jsonl", "skill_library/global_step_2.jsonl"):
-        (parts / name).write_text("left behind")
+    for name in ("rollouts/step_9.jsonl", "skill_library/global_step_2.jsonl", "checkpoint_3/model.safetensors"):
+        write_lines(parts / name, "left behind")
+    (parts / "checkpoint.new").symlink_to("checkpoint_3")  # it is killed before this becomes `checkpoint`
     (parts / "checkpoint").unlink()  # as a program copies it that follows links
     shutil.copytree(parts / "checkpoint_1", parts / "checkpoint")
     mapped, load = [], torch.load
@@ -250,38 +247,20 @@ def test_resuming_equals_not_stopping(world, monkeypatch):
     assert sorted(path.name for path in parts.glob("checkpoint*")) == ["checkpoint", "checkpoint_3"]
 
 
-SHORT = ["--steps", "2", "--batch", "1"]
-CHECKPOINT = [(shutil, "rmtree"), (Qwen3ForCausalLM, "save_pretrained"), (torch, "save"), (Path, "symlink_to"),
-              (os, "replace")]
+def test_a_run_that_is_interrupted_as_it_writes_a_checkpoint_goes_on(world, monkeypatch):
+    """Killed after an update: test_node.py."""
+    short, save = ["--steps", "2", "--batch", "1"], torch.save
 
-
-@pytest.mark.parametrize("functions, n, says", [
-    ([(reinforce, "finish_step")], 3, "continue with: python reinforce.py --out .*/killed --resume"),
-    (CHECKPOINT, 2, None), (CHECKPOINT, 7, "continue"), (CHECKPOINT, 11, "continue")])
-def test_interrupted_and_resumed(world, tmp_path, monkeypatch, functions, n, says):
-    """It ends on entering the n-th of some calls: as the second step has changed the library and nothing is saved, or
-    at a file operation of the checkpoints, of which there are 6 before the first step and more in each step."""
-    calls = itertools.count(1)
-
-    def dying(function):
-        def call(*arguments, **options):
-            if function.__name__ == "save_pretrained":
-                Path(arguments[1], "model.safetensors").write_bytes(b"half a file")
-            counts = functions != CHECKPOINT or any("checkpoint" in str(argument) for argument in arguments)
-            if counts and next(calls) == n:
-                raise KeyboardInterrupt
-            return function(*arguments, **options)
-
-        return call
+    def dying(saved, path):
+        if saved["step"] == 2:
+            raise KeyboardInterrupt
+        save(saved, path)
 
     with monkeypatch.context() as patch:
-        for owner, name in functions:
-            patch.setattr(owner, name, dying(getattr(owner, name)))
-        with pytest.raises(KeyboardInterrupt, match=says):
-            world("killed", *SHORT)
-    begun = (tmp_path / "killed/checkpoint").exists()  # else nothing was done yet, and the same command begins again
-    killed = state(world("killed", *(["--resume"] if begun else SHORT)))
-    assert killed == state(world("whole", *SHORT))
+        patch.setattr(torch, "save", dying)
+        with pytest.raises(KeyboardInterrupt, match="continue with: python reinforce.py --out .*/killed --resume"):
+            world("killed", *short)
+    assert state(world("killed", "--resume")) == state(world("whole", *short))
 
 
 # ---- what is refused

@@ -185,22 +185,15 @@ def test_a_browser_opens_filters_and_shows_conversations(run):
 
 
 def test_the_page_on_other_frameworks_works_as_it_stands(borrowed):
-    """Called as TRL and verifiers call it, with the sandbox that it makes itself."""
+    """Called as TRL calls it, with the sandbox that it makes itself."""
     borrowed(sandbox)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "other_frameworks.md").read_text(), re.DOTALL)
     space = {}
-    for code in blocks:
-        if "GRPOTrainer" not in code and "import verifiers" not in code:  # these need the frameworks
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "other_frameworks.md").read_text(), re.DOTALL):
+        if "GRPOTrainer" not in code:  # it needs TRL
             exec(code, space)
-    good = f"Plan: x.\n```python\n{HONEST}```"
-    answers = [{"role": "assistant", "content": content} for content in ("no code", good, None)]
-    replies = [good, *([answer] for answer in answers), [answers[1], {"role": "tool", "content": "no code"}]]
-    rewards = space["kernel_reward"](prompts=["p"] * 5, completions=replies, completion_ids=[[1]] * 5,
-                                     source=[TASK.source] * 5, trainer_state=None)
-    assert rewards[0] > 1.0 and rewards == [rewards[0], 0.0, rewards[0], 0.0, rewards[0]]
-
+    talk = [{"role": "assistant", "content": f"```python\n{HONEST}```"}, {"role": "tool", "content": "no code"}]
+    reward, none = space["kernel_reward"](completions=[talk, "no code"], source=[TASK.source] * 2, prompts=["p"] * 2)
     environment = space["KernelEnvironment"]()
     environment.reset(prompt="p", source=TASK.source)
-    assert environment.get_reward() == 0.0
-    told = [environment.score_kernel(code) for code in ("x = 3", HONEST, "x = 4")]
-    assert ["Correct: yes" in text for text in told] == [False, True, False] and environment.get_reward() == rewards[0]
+    assert "Correct: yes" in environment.score_kernel(HONEST) and "Compiled: no" in environment.score_kernel("x = 3")
+    assert environment.get_reward() == reward > 1.0 and none == 0.0

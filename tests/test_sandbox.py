@@ -126,30 +126,24 @@ def test_equal_pairs_share_a_future_and_are_not_judged_again(box):
     assert box.score(TASK, codes) == verdicts[:3] and time.monotonic() - began < 0.1
 
 
-def test_a_secret_makes_verdicts_reproducible_and_a_judge_or_recorder_that_dies_is_replaced(box):
+def test_a_secret_makes_verdicts_reproducible_and_a_recorder_that_is_killed_is_replaced(box):
+    """A judge that ends: test_a_kernel_has_limits_too."""
     wrong = changed(("tl.sigmoid(x) * factor", "tl.sigmoid(x) * x"))
-    loop = "    for i in range(n * 1000):\n        x += tl.load(x_ptr)\n    tl.store"
-    slow = changed(("return out", "import time; time.sleep(0.3)\n        return out")), changed(("    tl.store", loop))
+    slow = changed(("return out", "import time; time.sleep(0.3)\n        return out"))
     with Sandbox("cpu", trials=3, secret="00", workers=1, timeout=60) as own:
-        scratch, [judge] = own.pool.settings["scratch"], own.pool.judges
+        scratch = own.pool.settings["scratch"]
 
         def running(module):
             return {*processes_with(module)} & {*processes_with(scratch)}
 
         assert verdict(own, TASK, wrong) == verdict(box, TASK, wrong)  # it names values
         before = running("judge.recorder")
-        recorded, = own.submit([(TASK, slow[0])])
+        recorded, = own.submit([(TASK, slow)])
         assert soon(lambda: running("judge.recorder") - before)  # the fork in which this candidate runs
         for process in before:
             os.kill(process, signal.SIGKILL)
         assert recorded.result().correct  # it is recorded once more
-        judged, = own.submit([(TASK, slow[1])])
-        assert soon(lambda: judge.busy)
-        for process in running("judge.judgement"):
-            os.kill(process, signal.SIGKILL)
-        assert "ended without a result" in judged.result().error
-        passes(own, TASK, f"{HONEST}# afterwards\n")
-        waiting = own.submit([(TASK, f"{slow[1]}# again {i}\n") for i in range(9)])
+        waiting = own.submit([(TASK, f"{slow}# again {i}\n") for i in range(9)])
     assert all("closed" in str(future.exception(20)) for future in waiting)
     assert not processes_with(scratch) and not os.path.exists(scratch)
 

@@ -5,11 +5,10 @@ import torch
 
 import candidates
 from candidates import WITHOUT_LAYER, copied, replaced, verdict
-from conftest import read_lines
 from judge.measured import Side
 from judge.program import raw
 from sandbox import Sandbox
-from command.files import ROOT
+from command.files import ROOT, read_lines
 from tasks import Task
 
 if not torch.cuda.is_available():

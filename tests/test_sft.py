@@ -241,10 +241,12 @@ TINY = Path(sft.__file__).parent / "checkpoints" / "tiny"
 @pytest.mark.parametrize("arguments, message", [
     ("", "--out is required"), ("--out done", "done holds a training"), ("--out begun", "begun holds a training"),
     ("--out done --resume", "done holds no training.pt"), ("--out OUT --data none.jsonl", "several GPUs need --model"),
-    (f"--out OUT --model {TINY} --data none.jsonl", "none.jsonl: cannot be read")])
+    (f"--out OUT --model {TINY} --data none.jsonl", "none.jsonl: cannot be read"),
+    (f"--out OUT --model {TINY} --from-rollouts done", "condensed replies")])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "done/sft.json", {})
+    write_lines(tmp_path / "done/config.json", {"history": "condensed"})
     write_lines(tmp_path / "begun/training.pt", {})
     assert message in refusal(sft.main, *arguments.split())
 

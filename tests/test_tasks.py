@@ -20,7 +20,7 @@ from command.options import complete, parse
 from command.process import UserError, run_command
 from reinforce import Options
 from synthetic.training import evaluation_fingerprints, fingerprint, task_stream, training_tasks, unfit
-from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, folder_tasks, kernelbench_tasks, load_task,
+from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, kernelbench_tasks, load_task,
                    redundant_tasks, scale_batch)
 
 PROBLEM = TASK.source
@@ -80,10 +80,9 @@ def test_a_missing_package_is_told_at_once():
 
 def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "problems/level2").mkdir(parents=True)
-    for name in "no/such", "problems/level2":
-        assert find_path(name) == Path(name)
-    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny" and folder_tasks("problems/level1")
+    (tmp_path / "problems").mkdir()
+    assert [find_path(name) for name in ("no/such", "problems")] == [Path("no/such"), Path("problems")]
+    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny"
 
 
 @pytest.mark.parametrize("name", ["reinforce", "sft", "bench", "sandbox", "run"])

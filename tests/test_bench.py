@@ -257,7 +257,7 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys, borrowed, refusal):
     ("--device cuda", "no GPU"), ("--server http://x --thinking", "--server and --thinking"),
     ("--strategy evolve --turns 4", "below --turns 5 no attempt sees an earlier one"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
-    ("--max-new-tokens 4096", "prompts of 0 tokens")])
+    ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--baseline compile", "no torch.compile")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):
     monkeypatch.setattr(bench.Backbone, "load", lambda path, device: Scripted(by_task))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

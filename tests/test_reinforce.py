@@ -2,10 +2,9 @@
 what is refused, the command line."""
 
 import json
+import os
 import shutil
 import statistics
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import reinforce
 import run as runs
 from advantages import leave_one_out
 from backbone import Backbone
-from command.files import ROOT, read_lines
+from command import files
 from conftest import (CONTENT, FakeSandbox, Scripted, entry, kernel, make_task, proposing, selecting,
                       slow_policy_advantages, write_lines)
 from policy import davinci_reward
@@ -86,13 +85,13 @@ def enter(setattr, script=script, sandbox=FakeSandbox):
 
 
 def metrics(out):
-    return read_lines(out / "metrics.jsonl")
+    return files.read_lines(out / "metrics.jsonl")
 
 
 def records(out, name, role):
     """The lines of one role. name: of the file, or the number of a training step."""
     name = f"step_{name}" if isinstance(name, int) else name
-    return [line for line in read_lines(out / f"rollouts/{name}.jsonl") if line["role"] == role]
+    return [line for line in files.read_lines(out / f"rollouts/{name}.jsonl") if line["role"] == role]
 
 
 def library_at(out, step) -> list:
@@ -234,9 +233,9 @@ def test_resuming_equals_not_stopping(world, monkeypatch):
     parts = world("parts", "--batch", "1", "--steps", "1")
     with open(parts / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "clock": "modelled"}\n{"step": 3, "clo')
-    for name in ("rollouts/step_9.jsonl", "skill_library/global_step_2.jsonl", "checkpoint_3/model.safetensors"):
+    for name in ("rollouts/step_9.jsonl", "skill_library/global_step_2.jsonl", "checkpoint_2/model.safetensors"):
         write_lines(parts / name, "left behind")
-    (parts / "checkpoint.new").symlink_to("checkpoint_3")  # it is killed before this becomes `checkpoint`
+    (parts / "checkpoint.new").symlink_to("checkpoint_2")  # it is killed before this becomes `checkpoint`
     (parts / "checkpoint").unlink()  # as a program copies it that follows links
     shutil.copytree(parts / "checkpoint_1", parts / "checkpoint")
     mapped, load = [], torch.load
@@ -281,7 +280,7 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
     assert not (tmp_path / "out").exists()  # a refused run leaves nothing behind
 
 
-def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tmp_path):
+def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys):
     out = world("run", "--steps", "1")
     kept, trainer = sorted((out / "rollouts").iterdir()), out / "checkpoint/trainer.pt"
     capsys.readouterr()
@@ -290,7 +289,6 @@ def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tm
         return refusal(reinforce.main, "--out", out, *options.split())
 
     assert "already holds a run" in refused("--device cpu")
-    assert "has model = " in refused(f"--resume --model {tmp_path}")
     assert "has gamma = 1.0, not 0.5" in refused("--resume --set gamma=0.5")
     (out / "metrics.jsonl").write_text("{\n")
     assert "metrics.jsonl, line 1: cannot be read" in refused()
@@ -302,13 +300,12 @@ def test_resume_refuses_another_run_and_a_damaged_one(world, refusal, capsys, tm
 # ---- a laptop's first day
 
 
-def test_a_folder_is_in_use_until_its_process_is_killed(refusal, tmp_path):
+def test_a_folder_is_in_use_until_its_process_ends(refusal, monkeypatch, tmp_path):
+    """Killed or not: the system closes its files."""
     write_lines(tmp_path / "checkpoint/trainer.pt")
-    program = f"from command.files import hold; hold({str(tmp_path)!r}); print('held', flush=True); input()"
-    other = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, text=True)
-    assert other.stdout.readline() == "held\n"
-    assert f"{tmp_path}: in use by process {other.pid}" in refusal(reinforce.main, "--out", tmp_path, "--resume")
-    other.kill()
-    other.communicate()
+    monkeypatch.setattr(files, "HELD", held := {})
+    files.hold(tmp_path)
+    monkeypatch.setattr(files, "HELD", {})  # of another process
+    assert f"{tmp_path}: in use by process {os.getpid()}" in refusal(reinforce.main, "--out", tmp_path, "--resume")
+    held.clear()
     assert "trainer.pt is broken" in refusal(reinforce.main, "--out", tmp_path, "--resume")

@@ -33,7 +33,7 @@ NOISE = 0.3, 1000  # e of an output that is nothing but rounding noise, and its 
 UNITS = 2  # in the last place, by which any value may be off
 DOUBLE = 1e-6  # t of float64 is this much of float32's
 PIECE = 1 << 24  # values of a tensor that are processed together, which limits temporary memory
-SORTED = 1 << 20  # values of rows of one structure that are sorted in each direction, at most
+SORTED = 1 << 25  # values that are sorted, at most
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Inputs
@@ -99,16 +99,12 @@ def constant(x):
     return (largest.sign() * largest.abs().log2().floor().exp2()).expand_as(x)
 
 
-def partly_sorted(x):
-    """Half of the rows sorted, up or down; of a large tensor fewer, since sorting takes longest."""
-    result = x.clone()
-    uniform = torch.rand(len(x), device=x.device)
-    share = min(0.25, SORTED / x.numel())
-    rising = uniform < share
-    falling = (share <= uniform) & (uniform < 2 * share)
-    result[rising] = x[rising].sort(1).values
-    result[falling] = x[falling].sort(1).values.flip(1)
-    return result
+def sort_some(rows, share):
+    """Sort this share of the rows in place, up or down; of a large tensor fewer, since sorting takes longest."""
+    uniform = torch.rand(2, len(rows), device=rows.device)
+    chosen = uniform[0] < min(share, SORTED / max(rows.numel(), 1))
+    for which, descending in (uniform[1] < 0.5, False), (uniform[1] >= 0.5, True):
+        rows[chosen & which] = rows[chosen & which].sort(1, descending=descending).values
 
 
 def chance(x, share):
@@ -168,7 +164,8 @@ def vary(x, domain, trial, start, strengths):
 
     Values along some dimensions, a row, have something in common: along the last one, the one before it (time, in
     sequences), all but the first (samples), or all but the second (channels), in turn. Rows get one structure after the
-    other, beginning with number `start`, and a trial goes on where the one before it ended. The last values are high.
+    other, beginning with number `start`, and a trial goes on where the last one with such rows ended. The last values
+    are high.
     """
     if domain.kind == "mask":
         return vary_mask(x, strengths[MASK]) if MASK in strengths else x
@@ -180,6 +177,7 @@ def vary(x, domain, trial, start, strengths):
     dims = list(range(x.dim()))
     choices = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]]
     within = choices[(trial - 1) % 4]
+    earlier = (choices * trial)[:trial - 1].count(within)  # trials
     result = x.clone()
     turned = result.permute([dim for dim in dims if dim not in within] + within)
     length = math.prod(turned.shape[-len(within):])
@@ -187,19 +185,21 @@ def vary(x, domain, trial, start, strengths):
     if slots < len(names):
         names = [name for name in FIRST if name in names][:max(4, slots)]
         mild = 0.0  # each comes once
+        share = (start + (trial + 1) // 2) % 2  # in two of the four trials all are sorted
     else:
-        mild = 0.5
+        mild = share = 0.5
         names = [name for name in names if name != END]
         last = result.as_strided([x.numel()], [1])[-(4 ** (trial % 4)):]  # a mean of all values would not miss them
         last.copy_(up(last, domain.kind, strengths.get("high", 1.0)))
     rows = turned.reshape(-1, length)  # a view, if that is possible
+    sort_some(rows, share)
     for number, name in enumerate(names):
-        part = rows[(number - start - trial * len(rows)) % len(names)::len(names)]
+        part = rows[(number - start - earlier * len(rows)) % len(names)::len(names)]
         if len(part):
             uniform = torch.rand(len(part), 1, device=x.device)
             # Mild amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
             exponent = torch.where(uniform < mild, 0.15 + 0.7 * uniform, 1.0)
-            part.copy_(STRUCTURES[name](partly_sorted(part), domain.kind, strengths[name] ** exponent))
+            part.copy_(STRUCTURES[name](part, domain.kind, strengths[name] ** exponent))
     if rows.data_ptr() != result.data_ptr():
         turned.copy_(rows.view(turned.shape))
     if domain.sparse:

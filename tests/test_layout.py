@@ -2,6 +2,7 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 
 import pytest
 
@@ -49,3 +50,7 @@ def test_importing_does_not_start_cuda():
     """Else it is too late for a rank of torchrun to choose its GPU. Looked at: a module's own lines, and its fields."""
     for path in MODULES.values():
         assert not re.search(r"^(\w|    \w+: ).*torch\.cuda\.", path.read_text(), re.MULTILINE), path
+
+
+def test_no_circle():
+    list(TopologicalSorter({name: imports(name) for name in MODULES}).static_order())  # raises CycleError

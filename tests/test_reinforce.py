@@ -106,6 +106,7 @@ def weights(out):
 def test_training_steps(world, monkeypatch):
     """All three roles enter the loss; a skill is proposed, verified, flushed after the update, and selected later."""
     sizes, flush = [], reinforce.flush  # sizes: of the library after the update
+    monkeypatch.setattr("sys.argv", ["/somewhere/reinforce.py", "--steps", "4", "--out", "a b"])
     monkeypatch.setattr(reinforce, "flush", lambda run, e: sizes.append(len(run.library)) or flush(run, e))
     out = world("run", "--steps", "4")
     before, *lines = metrics(out)
@@ -125,7 +126,7 @@ def test_training_steps(world, monkeypatch):
     assert SkillLibrary.of_model(out / "checkpoint").skills == library_at(out, 4)
     assert (out / "curves.png").stat().st_size > 10_000 and "learnt" in (out / "report.html").read_text()
     config = json.loads((out / "config.json").read_text())
-    assert {"command", "hardware", "commit"} < set(config)
+    assert config["command"] == "python reinforce.py --steps 4 --out 'a b'" and {"hardware", "commit"} < set(config)
     encode = Backbone.load(out / "checkpoint").encode
     for step in (1, 2, 3, 4):
         agrees_with_formulas(out, step, encode)
@@ -246,20 +247,21 @@ def test_resuming_equals_not_stopping(world, monkeypatch):
     assert sorted(path.name for path in parts.glob("checkpoint*")) == ["checkpoint", "checkpoint_3"]
 
 
-def test_a_run_that_is_interrupted_as_it_writes_a_checkpoint_goes_on(world, monkeypatch):
-    """Killed after an update: test_node.py."""
+@pytest.mark.parametrize("step, says", [(0, None), (2, "continue with: .* --out .*/killed --resume")])
+def test_a_run_that_is_interrupted_as_it_writes_a_checkpoint_goes_on(world, monkeypatch, step, says):
+    """Before the first one it begins again. Killed after an update: test_node.py."""
     short, save = ["--steps", "2", "--batch", "1"], torch.save
 
     def dying(saved, path):
-        if saved["step"] == 2:
+        if saved["step"] == step:
             raise KeyboardInterrupt
         save(saved, path)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", dying)
-        with pytest.raises(KeyboardInterrupt, match="continue with: python reinforce.py --out .*/killed --resume"):
+        with pytest.raises(KeyboardInterrupt, match=says):
             world("killed", *short)
-    assert state(world("killed", "--resume")) == state(world("whole", *short))
+    assert state(world("killed", *(["--resume"] if step else short))) == state(world("whole", *short))
 
 
 # ---- what is refused

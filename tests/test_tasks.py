@@ -82,7 +82,7 @@ def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "problems").mkdir()
     assert [find_path(name) for name in ("no/such", "problems")] == [Path("no/such"), Path("problems")]
-    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny"
+    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny" and tasks.folder_tasks("problems/level1")
 
 
 @pytest.mark.parametrize("name", ["reinforce", "sft", "bench", "sandbox", "run"])

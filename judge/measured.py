@@ -407,7 +407,7 @@ class Clock:
             calls = chance.sample(list(self.slots), max(1, len(self.slots) * 3 // 4))
             drawn = {slot: self.reference.inputs((key, slot), 0) for slot in calls}
             checked = chance.choice(calls)
-            spoil(unused())
+            spoil(unused())  # so that the candidate finds nothing there; the reference does not look
             candidate, (got, written) = self.batch(side, drawn, checked, graphs)
             reference, (expected, allowed) = self.batch(self.side, drawn, checked, graphs)
             step = chance.choice((1, 5, 7, 11)) if self.needed > LARGE else 1

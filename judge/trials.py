@@ -33,7 +33,7 @@ NOISE = 0.3, 1000  # e of an output that is nothing but rounding noise, and its 
 UNITS = 2  # in the last place, by which any value may be off
 DOUBLE = 1e-6  # t of float64 is this much of float32's
 PIECE = 1 << 24  # values of a tensor that are processed together, which limits temporary memory
-SORTED = 1 << 25  # values that are sorted, at most
+SORTED = 1 << 25  # values of a tensor that are sorted, at most
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Inputs
@@ -177,15 +177,15 @@ def vary(x, domain, trial, start, strengths):
     dims = list(range(x.dim()))
     choices = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]]
     within = choices[(trial - 1) % 4]
-    earlier = (choices * trial)[:trial - 1].count(within)  # trials
+    earlier = (choices * trial)[:trial - 1].count(within)  # trials before this one with the same rows
     result = x.clone()
     turned = result.permute([dim for dim in dims if dim not in within] + within)
     length = math.prod(turned.shape[-len(within):])
     slots = x.numel() // length * choices.count(within)  # rows, in four trials
     if slots < len(names):
         names = [name for name in FIRST if name in names][:max(4, slots)]
-        mild = 0.0  # each comes once
-        share = (start + (trial + 1) // 2) % 2  # in two of the four trials all are sorted
+        mild = 0.0  # each structure comes about once, so it has its full strength
+        share = (start + (trial + 1) // 2) % 2  # all rows are sorted in two of four trials, none in the others
     else:
         mild = share = 0.5
         names = [name for name in names if name != END]

@@ -2,8 +2,8 @@
 
 Both run in the judge's process on the same new inputs, the candidate first, so no answer exists while it runs. A batch
 is a random choice of calls in random order, from a cold cache; each call is a CUDA graph, so the host's gaps do not
-count. Before a candidate's batch all memory that PyTorch holds and no tensor uses is filled with a random byte, so a
-kernel finds nothing of an earlier one there.
+count. Before a candidate's batch all memory that PyTorch holds and no tensor uses, and that of its graphs, is filled
+with a random byte, so a kernel finds nothing of an earlier one there.
 """
 
 import ctypes
@@ -238,23 +238,18 @@ def capture_stream():
     return torch.cuda.Stream()
 
 
-def memory_of(graphs) -> dict:
-    """{slot: [(address, bytes)] of the memory in which its graph computes}. graphs: {slot: (graph, its output)}."""
-    slots = {tuple(graph.pool()): slot for slot, (graph, _) in graphs.items()}
-    memory = {slot: [] for slot in graphs}
-    for segment in torch.cuda.memory_snapshot() if graphs else ():
-        slot = slots.get(tuple(segment["segment_pool_id"]))
-        if slot is not None:
-            memory[slot].append((segment["address"], segment["total_size"]))
-    return memory
+def unused(graphs) -> list:
+    """[(address, bytes)] of the GPU's memory that PyTorch holds and no tensor uses, and of all in which graphs compute.
 
-
-def unused() -> list:
-    """[(address, bytes)] of the GPU's memory that PyTorch holds and no tensor uses: free, or behind the end of one."""
+    graphs: {slot: (graph, its output)}. Unused is what is free, or behind the end of a tensor.
+    """
+    pools = {tuple(graph.pool()) for graph, _ in graphs.values()}
     places = []
-    for block in sum((segment["blocks"] for segment in torch.cuda.memory_snapshot()), []):
-        used = block["requested_size"] if block["state"].startswith("active") else 0
-        places.append((block["address"] + used, block["size"] - used))
+    for segment in torch.cuda.memory_snapshot():
+        own = tuple(segment["segment_pool_id"]) in pools
+        for block in segment["blocks"]:
+            used = block["requested_size"] if block["state"].startswith("active") and not own else 0
+            places.append((block["address"] + used, block["size"] - used))
     return places
 
 
@@ -289,7 +284,6 @@ class Side:
         self.restore = restore
         self.compared = compared
         self.graphs = {}
-        self.memory = {}  # of the graphs, see memory_of
         self.outputs = {}
 
     def capture(self) -> bool:
@@ -312,14 +306,11 @@ class Side:
         except Exception:  # it cannot be captured. PyTorch may leave its generator as for capturing
             fresh = torch.Generator("cuda").graphsafe_get_state()
             torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
-        self.memory = memory_of(self.graphs)
         return bool(self.graphs)
 
     def fill(self, drawn):
-        """Write inputs, {slot: inputs}, and set the state back. Nothing of these slots' earlier replays is left."""
+        """Write inputs, {slot: inputs}, and set the state back."""
         self.drawn = drawn
-        for slot in drawn:
-            spoil(self.memory.get(slot, ()))  # first, as a model may have put its state there
         self.restore()
         for slot, inputs in drawn.items():
             if slot not in self.slots:
@@ -407,7 +398,7 @@ class Clock:
             calls = chance.sample(list(self.slots), max(1, len(self.slots) * 3 // 4))
             drawn = {slot: self.reference.inputs((key, slot), 0) for slot in calls}
             checked = chance.choice(calls)
-            spoil(unused())  # so that the candidate finds nothing there; the reference does not look
+            spoil(unused(side.graphs))  # so that the candidate finds nothing there; the reference does not look
             candidate, (got, written) = self.batch(side, drawn, checked, graphs)
             reference, (expected, allowed) = self.batch(self.side, drawn, checked, graphs)
             step = chance.choice((1, 5, 7, 11)) if self.needed > LARGE else 1

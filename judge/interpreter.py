@@ -98,7 +98,7 @@ class Run:
         """Let only those of the active programs run for which the condition holds."""
         before = self.active, self.running
         self.active = self.active & condition
-        self.running = int(self.active.sum())
+        self.running = int(self.active.count_nonzero())
         yield
         self.active, self.running = before
 
@@ -290,8 +290,8 @@ class Run:
         """Addresses, mask and values in one shape: of one program, if all do the same and not `each` has to."""
         given = [tensor for tensor in (pointers, mask, *values) if tensor is not None]
         check_shapes(given)
-        shape = torch.broadcast_shapes(*(tensor.shape for tensor in given))
-        if each or shape[0] > 1:
+        shape = pointers.shape
+        if each or any(len(tensor) > 1 for tensor in given):
             shape = (self.programs, *shape[1:])
             if self.running < self.programs:
                 active = self.active.view(-1, *[1] * (len(shape) - 1))
@@ -326,7 +326,7 @@ class Run:
         if other is None:
             other = torch.zeros(1, dtype=dtype).expand(1, *pointers.shape[1:])
         addresses, mask, other = self.lanes(False, pointers, mask, other)
-        loaded = torch.empty(addresses.numel() if mask is None else int(mask.sum()), dtype=bits)
+        loaded = torch.empty(addresses.numel() if mask is None else int(mask.count_nonzero()), dtype=bits)
         for cells, here, index in self.access("load", operation, dtype.itemsize, addresses, mask):
             loaded[here] = cells[index]
         return [placed(loaded, mask, other.view(bits)).view(dtype)]

@@ -24,7 +24,7 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy
+import numpy.random
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -343,7 +343,7 @@ class Reference:
         for name, x in leaves.items():
             found = errors_of(x, exact[name], spread)
             jumps = found > MOST
-            share = int(jumps.sum()) / max(x.numel(), 1)
+            share = int(jumps.count_nonzero()) / max(x.numel(), 1)
             noise = share > 0.5 and not is_exact(x)
             most = float(found.max())
             worst = most if noise else float(torch.where(jumps, 0.0, found).max())
@@ -426,7 +426,7 @@ def fingerprint(tensor) -> list:
 
 def missing(leaves) -> float:
     """The largest share of a tensor's values that are not finite."""
-    return max([1 - int(x.isfinite().sum()) / max(x.numel(), 1) for x in leaves.values()], default=0.0)
+    return max([1 - int(x.isfinite().count_nonzero()) / max(x.numel(), 1) for x in leaves.values()], default=0.0)
 
 
 def structure(tree) -> str:

@@ -145,7 +145,7 @@ def test_a_secret_makes_verdicts_reproducible_and_a_recorder_that_is_killed_is_r
         assert recorded.result().correct  # it is recorded once more
         waiting = own.submit([(TASK, f"{slow}# again {i}\n") for i in range(9)])
     assert all("closed" in str(future.exception(20)) for future in waiting)
-    assert not processes_with(scratch) and not os.path.exists(scratch)
+    assert soon(lambda: not processes_with(scratch)) and not os.path.exists(scratch)
 
 
 def test_nothing_outlives_a_killed_caller(tmp_path):

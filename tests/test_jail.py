@@ -15,7 +15,7 @@ from candidates import HONEST, TASK, agrees, by_elements, copied, problem, repla
 from judge import processes
 from command.files import ROOT
 from sandbox import Sandbox
-from test_sandbox import processes_with
+from test_sandbox import processes_with, soon
 
 needs_jail = pytest.mark.skipif(not processes.jail(), reason="bubblewrap does not start here: only limits apply")
 TWICE = problem("x * 2.0")
@@ -179,4 +179,4 @@ def test_of_hundreds_of_candidates_half_of_them_hostile_nothing_is_lost_or_left(
         scratch = box.pool.settings["scratch"]
         for kind, found in zip(kinds, box.score(TWICE, codes), strict=True):
             assert found.correct == (kind == "honest") and (found.correct or found.error), (kind, found)
-    assert not processes_with(scratch) and not os.path.exists(scratch)
+    assert soon(lambda: not processes_with(scratch)) and not os.path.exists(scratch)

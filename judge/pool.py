@@ -28,6 +28,7 @@ from tasks import TaskError, elements
 MOST_BYTES = 256_000  # of a candidate's text
 MOST_VERDICTS = 10_000  # that are remembered
 BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
+PATIENCE = 5  # seconds that a GPU's memory is kept for a candidate that is being compiled
 GPU_SECONDS = 20  # that a judge may check, or time, a candidate, without waiting for the GPU
 CLOSED = "the sandbox is closed"
 
@@ -44,6 +45,7 @@ class Entry:
     facts: bytes = b""  # what that judge has measured, for the next one that loads it
     unusable: str = ""  # why no candidate can be judged
     begun: int = 0  # candidates that have a thread
+    active: float = 0.0  # when (time.monotonic) one of them last began, was recorded, or left a judge
     alone: int = 0  # candidates that are to be judged while no other task is loaded
     first: threading.Lock = field(default_factory=threading.Lock)  # of the candidate that waits for a judge
 
@@ -136,10 +138,12 @@ class Pool:
             return self.failed(code, Failed(f"the code is longer than {MOST_BYTES:,} bytes", "compile"))
         with self.changed:
             entry.begun += 1
+            entry.active = time.monotonic()
         try:
             if not entry.blueprint:
                 self.hold(entry)
             recording = self.record(entry, code)
+            entry.active = time.monotonic()
             if failed := failed_in(recording):
                 return self.failed(code, failed)
             verdict = self.judged(entry, code, recording)
@@ -210,13 +214,16 @@ class Pool:
                     yield judge
             finally:
                 with self.changed:
+                    entry.active = time.monotonic()
                     judge.busy = False
                     self.changed.notify_all()
 
     def acquire(self, entry) -> tuple:
         """(a judge that is busy from now on, does it hold the task already?). Raises TaskError."""
         with entry.first, self.changed:  # one a task: else hundreds of threads would wake up for each verdict
-            judge = self.changed.wait_for(lambda: self.closed or entry.unusable or self.choose(entry))
+            judge = None
+            while not judge:  # once a second, as patience with other tasks may have come to its end
+                judge = self.changed.wait_for(lambda: self.closed or entry.unusable or self.choose(entry), 1.0)
             if self.closed or entry.unusable:
                 raise TaskError(entry.unusable or CLOSED)
             judge.busy = True
@@ -237,26 +244,31 @@ class Pool:
         if idle or holders and (self.on_gpu or entry.begun < 2):
             return idle[0] if idle else None
         idle = [judge for judge in self.judges if not judge.busy]
-        needed = self.used(self.is_needed)
+        needed = self.used(by_needed=True)
         fits = needed + self.size(entry) <= self.capacity or needed == 0
         return min(idle, key=lambda judge: len(judge.loaded)) if idle and fits else None
 
-    def is_needed(self, judge, entry) -> bool:
-        """Must a judge keep a task now? With a GPU, as long as it has candidates: to load one takes a second."""
-        return judge.busy or self.on_gpu and entry.begun > 0
+    def is_needed(self, entry) -> bool:
+        """Is a task to stay loaded? With a GPU, while it has candidates: to load one takes a second.
 
-    def used(self, counts=lambda judge, entry: True) -> int:
-        """Bytes of memory that loaded tasks take, or those for which counts(judge, entry) is true."""
+        But not for a candidate that is compiled for long, which may take half a minute. If other tasks need the memory,
+        its task is loaded once more.
+        """
+        return self.on_gpu and entry.begun > 0 and time.monotonic() < entry.active + PATIENCE
+
+    def used(self, by_needed=False) -> int:
+        """Bytes of memory that loaded tasks take, all of them or those that are to stay."""
         total = 0
         for judge in self.judges:
-            total += sum(size for entry, size in judge.loaded.items() if counts(judge, entry))
+            total += sum(size for entry, size in judge.loaded.items()
+                         if not by_needed or judge.busy or self.is_needed(entry))
         return total
 
     def make_room(self, judge, entry):
         """Have this judge and idle ones drop the tasks that were loaded first, until its new one fits."""
         for other in self.judges:
             for old in list(other.loaded) if other is judge or not other.busy else ():
-                may_go = old in other.loaded and old is not entry and not (self.on_gpu and old.begun)
+                may_go = old in other.loaded and old is not entry and not self.is_needed(old)
                 if may_go and self.used() + self.size(entry) > self.capacity:
                     self.drop(other, old)
 
@@ -281,7 +293,7 @@ class Pool:
         for entry in entries:
             self.estimate(entry)
         with self.changed:
-            room = self.capacity - self.used(self.is_needed)
+            room = self.capacity - self.used(by_needed=True)
         for entry in sorted(entries, key=lambda entry: -entry.loading):
             if entry.loading <= room:
                 room -= entry.loading

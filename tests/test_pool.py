@@ -1,6 +1,7 @@
 """The pool with threads but without processes: whatever comes in whatever order, all of it ends."""
 
 import random
+import threading
 import time
 from unittest.mock import Mock
 
@@ -95,3 +96,25 @@ def test_a_gpu_keeps_a_task_until_its_candidates_are_judged(quick):
         future.result(timeout=20)
     own.close()
     assert 8 <= own.loads < 16  # without waiting for room: more than a hundred
+
+
+def test_a_gpu_does_not_keep_a_task_for_a_candidate_that_is_compiled_for_long(quick, monkeypatch):
+    """Each task fills the memory."""
+    monkeypatch.setattr(pool, "elements", lambda source, most: 5)
+    monkeypatch.setattr(pool, "PATIENCE", 0.1)
+    own, compiled = quick("cuda:0", workers=2, tasks=2), threading.Event()
+
+    def record(entry, code):
+        if code == "long":
+            compiled.wait(60)
+        return b""
+
+    own.record = record
+    long, = own.submit([(Task("one", 0, "1"), "long")])
+    while not own.loads:
+        time.sleep(0.01)
+    other, = own.submit([(Task("two", 0, "2"), "short")])
+    assert other.result(timeout=20).error == "x" and not long.done()
+    compiled.set()
+    assert long.result(timeout=20).error == "x" and own.loads == 3
+    own.close()

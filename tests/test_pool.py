@@ -17,8 +17,11 @@ class QuickPool(pool.Pool):
     """A Pool whose recordings and verdicts take milliseconds. fails: the chance with which they fail."""
 
     start, fails, loads = Mock(), 0, 0
+    compiled = threading.Event()  # the candidate "long"
 
     def record(self, entry, code):
+        if code == "long":
+            self.compiled.wait(60)
         time.sleep(0.002 * random.random())
         if random.random() < self.fails:
             raise Gone("x")
@@ -102,19 +105,12 @@ def test_a_gpu_does_not_keep_a_task_for_a_candidate_that_is_compiled_for_long(qu
     """Each task fills the memory."""
     monkeypatch.setattr(pool, "elements", lambda source, most: 5)
     monkeypatch.setattr(pool, "PATIENCE", 0.1)
-    own, compiled = quick("cuda:0", workers=2, tasks=2), threading.Event()
-
-    def record(entry, code):
-        if code == "long":
-            compiled.wait(60)
-        return b""
-
-    own.record = record
+    own = quick("cuda:0", workers=2, tasks=2)
     long, = own.submit([(Task("one", 0, "1"), "long")])
     while not own.loads:
         time.sleep(0.01)
     other, = own.submit([(Task("two", 0, "2"), "short")])
     assert other.result(timeout=20).error == "x" and not long.done()
-    compiled.set()
+    own.compiled.set()
     assert long.result(timeout=20).error == "x" and own.loads == 3
     own.close()

@@ -1,9 +1,9 @@
 """The clock with a GPU: loads a candidate's binaries, and times its recorded program against the reference.
 
 Both run in the judge's process on the same new inputs, the candidate first, so no answer exists while it runs. A batch
-is a random choice of calls in random order, from a cold cache; each call is a CUDA graph, so the host's gaps do not
-count. Before a candidate's batch all memory that PyTorch holds and no tensor uses, and that of its graphs, is filled
-with a random byte, so a kernel finds nothing of an earlier one there.
+is a random choice of calls in random order, from a cold cache. Each call is a CUDA graph where both sides can be
+captured, so the host's gaps do not count. Before a candidate's batch all memory that PyTorch holds and no tensor uses,
+and that of its graphs, is filled with a random byte, so a kernel finds nothing of an earlier one there.
 """
 
 import ctypes
@@ -23,8 +23,8 @@ from judge.trials import compare, loose
 from judge.verdict import Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement
-BATCH = 0.0005  # seconds of the reference's work in a batch
-MOST_CALLS, INPUT_ROOM = 16, 1 << 30  # of a batch: calls, and bytes of their inputs and outputs
+# Limits of the calls of which a batch makes three quarters: number, bytes of inputs and outputs, the reference's time
+MOST_CALLS, INPUT_ROOM, BATCH = 16, 1 << 30, 0.0005
 LARGE = 1 << 30  # bytes of a task's tensors: of timed outputs then only some values are looked at, chosen afterwards
 COLD = 256 << 20  # bytes; writing and reading so many leaves nothing else in any L2 cache
 PAUSE, LONG_PAUSE = 300_000, 15_000_000  # clock cycles, 0.15 and 7.5 ms: to queue graphs, and operator by operator
@@ -239,9 +239,10 @@ def capture_stream():
 
 
 def unused(graphs) -> list:
-    """[(address, bytes)] of the GPU's memory that PyTorch holds and no tensor uses, and of all in which graphs compute.
+    """[(address, bytes)] of the GPU's memory that may be overwritten before a batch.
 
-    graphs: {slot: (graph, its output)}. Unused is what is free, or behind the end of a tensor.
+    That is what PyTorch holds and no tensor uses: it is free, or behind the end of a tensor. And it is all memory of
+    these graphs, {slot: (graph, its output)}, as each replay writes what it reads.
     """
     pools = {tuple(graph.pool()) for graph, _ in graphs.values()}
     places = []
@@ -276,8 +277,9 @@ class Side:
     """The calls of the reference or of a candidate, one for each slot of inputs, as CUDA graphs where that works."""
 
     def __init__(self, call, slots, restore, compared):
-        """call: from inputs to an output. slots: {number: inputs}. restore: sets the state back. compared: from an
-        output, and the inputs after the call, to {name: tensor} of all that is compared: changed inputs and state, too.
+        """call: from inputs to an output. slots: {number: inputs}. restore: sets the state back.
+
+        compared: from an output, and the inputs after the call, to {name: tensor} of outputs, changed inputs and state.
         """
         self.call = call
         self.slots = slots

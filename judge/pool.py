@@ -1,12 +1,12 @@
 """The trainer's side of the judge: passes each candidate to a recorder, and what comes back to a judge.
 
     submit(task, code)      a thread: a judge loads the task (`judge_of`), a recorder has the candidate's forward
-                            (`record`), and the judge says what it is worth (`judged`); none is needed where the
-                            recorder says that the candidate fails
+                            (`record`), and the judge says what it is worth (`judged`), unless the recorder has said
+                            that the candidate fails
 
 A recorder has one candidate at a time. A judge has one too, and holds as many tasks as fit into memory (`choose`), for
-all turns of their rollouts. One that ends is forked again: a candidate costs only itself. Nothing of a candidate is
-parsed here; the size of its text is looked at, and the first words of its recording, no more.
+all turns of their rollouts. A judge that ends is forked again, and loads its tasks again when they are needed. Nothing
+of a candidate is parsed here; the size of its text is looked at, and the first words of its recording, no more.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from tasks import TaskError, elements
 MOST_BYTES = 256_000  # of a candidate's text
 MOST_VERDICTS = 10_000  # that are remembered
 BYTES_PER_ELEMENT = 40  # of a task's inputs, parameters and outputs: an estimate of what loading it takes
-PATIENCE = 5  # seconds that a GPU's memory is kept for a candidate that is being compiled
+PATIENCE = 5  # seconds that a task stays loaded on a GPU after its candidates were last active, see Entry
 GPU_SECONDS = 20  # that a judge may check, or time, a candidate, without waiting for the GPU
 CLOSED = "the sandbox is closed"
 
@@ -45,7 +45,7 @@ class Entry:
     facts: bytes = b""  # what that judge has measured, for the next one that loads it
     unusable: str = ""  # why no candidate can be judged
     begun: int = 0  # candidates that have a thread
-    active: float = 0.0  # when (time.monotonic) one of them last began, was recorded, or left a judge
+    active: float = 0.0  # when (time.monotonic) one of them last began, was recorded, waited for a judge or left one
     alone: int = 0  # candidates that are to be judged while no other task is loaded
     first: threading.Lock = field(default_factory=threading.Lock)  # of the candidate that waits for a judge
 
@@ -55,7 +55,7 @@ class Judge:
     """A judge's process, as the trainer sees it."""
 
     connection: Connection | None = None
-    loaded: dict = field(default_factory=dict)  # {Entry of a task that it holds: bytes of memory that it takes}
+    loaded: dict = field(default_factory=dict)  # {Entry of a task that it holds: bytes of memory reserved for it}
     busy: bool = False
 
     def end(self):
@@ -143,11 +143,12 @@ class Pool:
             if not entry.blueprint:
                 self.hold(entry)
             recording = self.record(entry, code)
-            entry.active = time.monotonic()
+            with self.changed:
+                entry.active = time.monotonic()
             if failed := failed_in(recording):
                 return self.failed(code, failed)
             verdict = self.judged(entry, code, recording)
-            is_short = "OutOfMemoryError" in (verdict.error or "")  # of memory, beside other tasks
+            is_short = self.on_gpu and (verdict.error or "").startswith("OutOfMemoryError:")  # beside other tasks
             return self.judged_alone(entry, code, recording) if is_short else verdict
         except Gone as error:
             return self.failed(code, Failed(f"the recorder failed on it ({error})"))
@@ -223,6 +224,7 @@ class Pool:
         with entry.first, self.changed:  # one a task: else hundreds of threads would wake up for each verdict
             judge = None
             while not judge:  # once a second, as patience with other tasks may have come to its end
+                entry.active = time.monotonic()
                 judge = self.changed.wait_for(lambda: self.closed or entry.unusable or self.choose(entry), 1.0)
             if self.closed or entry.unusable:
                 raise TaskError(entry.unusable or CLOSED)
@@ -234,10 +236,10 @@ class Pool:
             return judge, holds
 
     def choose(self, entry):
-        """The judge that is to hold a task now, or None: it has to wait. self.changed is held, here and below.
+        """The judge that is to hold a task now, or None: it has to wait. The caller holds self.changed.
 
-        With a GPU only one judge holds a task, without one another where it has several candidates. A task is loaded
-        when it fits beside those that are needed.
+        With a GPU at most one judge holds a task. Without one, several hold a task that has several candidates. A task
+        is loaded when it fits beside those that are needed.
         """
         holders = [judge for judge in self.judges if entry in judge.loaded]
         idle = [judge for judge in holders if not judge.busy]
@@ -257,7 +259,7 @@ class Pool:
         return self.on_gpu and entry.begun > 0 and time.monotonic() < entry.active + PATIENCE
 
     def used(self, by_needed=False) -> int:
-        """Bytes of memory that loaded tasks take, all of them or those that are to stay."""
+        """Bytes of memory that loaded tasks take: all, or those that cannot go now (needed, or in a busy judge)."""
         total = 0
         for judge in self.judges:
             total += sum(size for entry, size in judge.loaded.items()
@@ -265,7 +267,7 @@ class Pool:
         return total
 
     def make_room(self, judge, entry):
-        """Have this judge and idle ones drop the tasks that were loaded first, until its new one fits."""
+        """Have this judge and idle ones drop tasks that are not needed, the oldest first, until its new one fits."""
         for other in self.judges:
             for old in list(other.loaded) if other is judge or not other.busy else ():
                 may_go = old in other.loaded and old is not entry and not self.is_needed(old)
@@ -281,8 +283,10 @@ class Pool:
     def estimate(self, entry):
         """Note how much memory it may take to load a task."""
         if not entry.loading:
-            count = elements(entry.source, self.capacity) if self.on_gpu else 1 << 16
-            entry.loading = BYTES_PER_ELEMENT * count or self.capacity // 4
+            with entry.first:  # one thread counts
+                if not entry.loading:
+                    count = elements(entry.source, self.capacity) if self.on_gpu else 1 << 16
+                    entry.loading = BYTES_PER_ELEMENT * count or self.capacity // 4
 
     def size(self, entry) -> int:
         """Bytes of memory to keep free for loading a task."""
@@ -300,7 +304,7 @@ class Pool:
                 self.executor.submit(self.hold, entry)
 
     def hold(self, entry):
-        """Have a judge load a task, unless one holds it."""
+        """Wait for an idle judge that holds a task; it is loaded if none does."""
         with self.judge_of(entry):
             pass
 
@@ -308,11 +312,14 @@ class Pool:
         """Have a judge load a task. If it cannot, says so, and has it loaded alone next time, or notes why never."""
         try:
             known = self.ask(judge, "load", entry.source, entry.name, entry.facts)
+            if judge.connection is None:
+                raise Gone("loading it breaks the GPU's state")
         except Gone as error:
             known = {"unusable": f"{entry.name}: the reference cannot be judged against ({error})"}
         with self.changed:
             if "unusable" not in known:
-                entry.blueprint, entry.facts, entry.room = known["blueprint"], known["facts"], known["room"]
+                entry.facts, entry.room, entry.blueprint = known["facts"], known["room"], known["blueprint"]
+                entry.loading = min(entry.loading, known["takes"])  # the next time, as the facts are known then
                 judge.loaded[entry] = self.capacity if entry.alone else known["takes"]
                 return True
             judge.loaded.pop(entry, None)
@@ -353,8 +360,11 @@ class Pool:
 
     def start_recorder(self):
         with contextlib.suppress(queue.Empty):
-            self.recorders.get_nowait()
-            self.recorders.put(self.start("judge.recorder"))
+            server = self.recorders.get_nowait()
+            try:
+                server = server or self.start("judge.recorder")
+            finally:
+                self.recorders.put(server)
 
     def start_forks(self) -> Server:
         """The server that forks judges."""

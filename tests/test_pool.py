@@ -82,7 +82,7 @@ def test_where_memory_is_short_beside_other_tasks_a_candidate_is_judged_alone(qu
 
     def short(judge, order, source, *more):
         if order == "judge" and sum(len(other.loaded) for other in own.judges) > 1:
-            return Verdict(error="OutOfMemoryError")
+            return Verdict(error="OutOfMemoryError: x")
         return ask(judge, order, source, *more)
 
     own.ask = short

@@ -309,13 +309,18 @@ class Pool:
             pass
 
     def load(self, judge, entry) -> bool:
-        """Have a judge load a task. If it cannot, says so, and has it loaded alone next time, or notes why never."""
+        """Have a judge load a task. If it cannot, says so, and has it loaded alone next time, or notes why never.
+
+        It is loaded once more where memory is short or, with a GPU, where the judge ends, perhaps for want of memory.
+        """
+        short = False
         try:
             known = self.ask(judge, "load", entry.source, entry.name, entry.facts)
             if judge.connection is None:
                 raise Gone("loading it breaks the GPU's state")
         except Gone as error:
             known = {"unusable": f"{entry.name}: the reference cannot be judged against ({error})"}
+            short = self.on_gpu
         with self.changed:
             if "unusable" not in known:
                 entry.facts, entry.room, entry.blueprint = known["facts"], known["room"], known["blueprint"]
@@ -323,7 +328,7 @@ class Pool:
                 judge.loaded[entry] = self.capacity if entry.alone else known["takes"]
                 return True
             judge.loaded.pop(entry, None)
-            if "OutOfMemoryError" in known["unusable"] and entry.loading < self.capacity:
+            if (short or "OutOfMemoryError" in known["unusable"]) and entry.loading < self.capacity:
                 entry.loading = self.capacity
             else:
                 entry.unusable = known["unusable"]

@@ -76,11 +76,15 @@ def test_all_candidates_get_a_result_and_tasks_fit(seed, quick):
 
 
 def test_where_memory_is_short_beside_other_tasks_a_candidate_is_judged_alone(quick):
-    """Each verdict is that memory is short, unless no other task is loaded."""
-    own = quick("cuda:0", workers=4, tasks=3)
+    """Each verdict is that memory is short, unless no other task is loaded. The first judge that loads a task ends."""
+    own, begun = quick("cuda:0", workers=4, tasks=3), set()
     ask = own.ask
 
     def short(judge, order, source, *more):
+        if order == "load" and source not in begun:
+            begun.add(source)
+            judge.end()
+            raise Gone("x")
         if order == "judge" and sum(len(other.loaded) for other in own.judges) > 1:
             return Verdict(error="OutOfMemoryError: x")
         return ask(judge, order, source, *more)

@@ -45,9 +45,9 @@ class Entry:
     facts: bytes = b""  # what that judge has measured, for the next one that loads it
     unusable: str = ""  # why no candidate can be judged
     begun: int = 0  # candidates that have a thread
-    active: float = 0.0  # when (time.monotonic) one of them last began, was recorded, waited for a judge or left one
+    active: float = 0.0  # when (time.monotonic) one of them last began, waited for a judge or left one
     alone: int = 0  # candidates that are to be judged while no other task is loaded
-    first: threading.Lock = field(default_factory=threading.Lock)  # of the candidate that waits for a judge
+    first: threading.Lock = field(default_factory=threading.Lock)  # of who counts its elements, or waits
 
 
 @dataclass(eq=False)
@@ -143,8 +143,6 @@ class Pool:
             if not entry.blueprint:
                 self.hold(entry)
             recording = self.record(entry, code)
-            with self.changed:
-                entry.active = time.monotonic()
             if failed := failed_in(recording):
                 return self.failed(code, failed)
             verdict = self.judged(entry, code, recording)

@@ -17,7 +17,6 @@ class QuickPool(pool.Pool):
     """A Pool whose recordings and verdicts take milliseconds. fails: the chance with which they fail."""
 
     start, fails, loads = Mock(), 0, 0
-    compiled = threading.Event()  # the candidate "long"
 
     def record(self, entry, code):
         if code == "long":
@@ -110,6 +109,7 @@ def test_a_gpu_does_not_keep_a_task_for_a_candidate_that_is_compiled_for_long(qu
     monkeypatch.setattr(pool, "elements", lambda source, most: 5)
     monkeypatch.setattr(pool, "PATIENCE", 0.1)
     own = quick("cuda:0", workers=2, tasks=2)
+    own.compiled = threading.Event()  # the candidate "long"
     long, = own.submit([(Task("one", 0, "1"), "long")])
     while not own.loads:
         time.sleep(0.01)

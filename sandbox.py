@@ -261,7 +261,7 @@ def main(argv=None) -> int:
         text = path.read_bytes()
     try:
         code = text.decode()
-        with Sandbox(**options) as sandbox:
+        with Sandbox(workers=1, **options) as sandbox:
             [verdict] = sandbox.score(task, [code])
     except UnicodeDecodeError:
         verdict = Verdict(clock=Settings(**options).completed().clock, error="the candidate's file is not UTF-8")

@@ -84,11 +84,12 @@ class Pool:
         self.judges = [Judge() for _ in range(settings["tasks" if self.on_gpu else "workers"])]
         self.servers, self.forks = [], None  # all servers; the one that forks judges
         self.recorders = queue.LifoQueue()  # idle ones; None: not started yet
-        for _ in range(settings["workers"]):
-            self.recorders.put(None)
         # Most threads wait, for a recorder or for the judge that holds their task.
         self.executor = ThreadPoolExecutor(512 if self.on_gpu else 2 * settings["workers"])
-        for role in self.start_recorder, self.start_forks:  # they import torch before there is work
+        early = settings["workers"] if self.on_gpu else 1  # recorders that import torch before there is work
+        for _ in range(settings["workers"] - early):
+            self.recorders.put(None)
+        for role in [self.start_forks, *[self.start_recorder] * early]:
             self.executor.submit(role)
 
     def submit(self, pairs) -> list[Future]:
@@ -362,12 +363,11 @@ class Pool:
             return server
 
     def start_recorder(self):
-        with contextlib.suppress(queue.Empty):
-            server = self.recorders.get_nowait()
-            try:
-                server = server or self.start("judge.recorder")
-            finally:
-                self.recorders.put(server)
+        server = None
+        try:
+            server = self.start("judge.recorder")
+        finally:
+            self.recorders.put(server)
 
     def start_forks(self) -> Server:
         """The server that forks judges."""

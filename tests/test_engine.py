@@ -49,7 +49,8 @@ def test_decode_attention_on_a_gpu(dtype, bound):
 def test_decode_attention_in_tritons_interpreter():
     """In a process of its own: Triton reads the variable when a kernel is defined."""
     program = "import test_engine as t; t.compare_attention('cpu', t.torch.float32, 1e-5, 2, 3, 1, 40, 33)"
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests", "TRITON_INTERPRET": "1"}
+    path = os.pathsep.join([str(ROOT), f"{ROOT}/tests", *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
 
 

@@ -204,6 +204,11 @@ def vary(x, domain, trial, start, strengths):
             part.copy_(STRUCTURES[name](part, domain.kind, strengths[name] ** exponent))
     if rows.data_ptr() != result.data_ptr():
         turned.copy_(rows.view(turned.shape))
+    return fitted(result, x, domain)
+
+
+def fitted(result, x, domain):
+    """A structured version of x, with what all of the task's inputs have: zeros, whole numbers, symmetry, sums of 1."""
     if domain.sparse:
         result = torch.where(x == 0, x, result)
     if domain.whole:

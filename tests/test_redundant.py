@@ -132,7 +132,7 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
     assert rows["reward, redundant operators, with the library, after - before"] == [0.5]
     assert rows["reward with the library - without, all 12 problems"] == [0.5]
     assert rows["the same, problems about whose pair the library has a skill"] == [0.5]
-    assert rows["held-out pairs in the library"] == [1.0] and rows["share of them that hold, - 0.5"] == [0.5]
+    assert rows["held-out pairs in the library"] == [1.0] and rows["share of them that is redundant, - 0.5"] == [0.5]
     rows = claims.claims({"default": {0: run}, "no-skills": {0: run}})
     assert [values for claim, _, values in rows if "the weights alone" in claim] == [[0.0], [0.0]]
     assert ("RL improves kernels", "the same, first turns", [0.5]) in rows

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from backbone import Backbone, Sampling
 from fast.attention import attend
 from fast.slots import Slots
-from command.files import ROOT
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 
@@ -49,8 +48,7 @@ def test_decode_attention_on_a_gpu(dtype, bound):
 def test_decode_attention_in_tritons_interpreter():
     """In a process of its own: Triton reads the variable when a kernel is defined."""
     program = "import test_engine as t; t.compare_attention('cpu', t.torch.float32, 1e-5, 2, 3, 1, 40, 33)"
-    path = os.pathsep.join([str(ROOT), f"{ROOT}/tests", *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"}
+    env = os.environ | {"PYTHONPATH": ":".join(sys.path), "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
 
 

@@ -73,6 +73,11 @@ def test_what_the_reference_calls_may_be_called(box):
     passes(box, problem("torch.searchsorted(x[0].sort().values, x)"), extra)
 
 
+def test_what_lays_values_out_anew_may_always_be_called(box):
+    more = "x.t().reshape(-1), x[None].mT @ x; return out"
+    passes(box, problem("x * 1.0"), by_elements("v * 1.0").replace("return out", more))
+
+
 def test_kernels_of_a_task_are_ordered_as_on_a_gpu(box):
     """Fusing more is faster, and none is slower than four launches."""
     one = by_elements("tl.sigmoid(tl.abs(v * 2)) + 1")

@@ -38,7 +38,7 @@ from command.options import check_name, check_together, complete, option, parse,
 class Options:
     """An `option` is a flag, a `setting` is changed by --set NAME=VALUE.
 
-    A tuple holds three defaults: on 2 CPU cores (a run takes about 4 minutes), on a GPU, and for a model over a billion
+    A tuple holds three defaults: on 2 CPU cores (a run takes 6 to 8 minutes), on a GPU, and for a model over a billion
     parameters. The third is from the paper, or from its release, where they say one.
     """
 

@@ -152,6 +152,12 @@ def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder):
     assert list(ids) == prompt + written and list(mask) == [False] * len(prompt) + [True] * len(written)
 
 
+def test_a_template_that_cannot_write_messages_says_so(tokenizer):
+    chat = Chat(template_tokenizer(tokenizer, "mistral"))
+    with pytest.raises(UserError, match="roles must alternate"):
+        chat.chat_text([TALK[1], TALK[1]])
+
+
 # ---- prompts of a file
 
 RELEASE = Path(__file__).with_name("release_prompts")  # in the layout of the release's kernel/config
@@ -186,6 +192,16 @@ def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
     for skills, text in ((SKILLS, f"{FUSE}\n\n\n{TILE}"), ((), "(none: this rollout was of the null scheme)")):
         assert texts(summary_messages(task, skills, ("one", 1.0), ("two", 2.0))) == [
             "At most 2.", f"[SYSTEM]\n{ours}\n\n[USER]\n{asked}|{text}|1.00|one|two"]
+
+
+def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_prompts):
+    for tool, said, name, entry in (
+            (SELECT_TOOL, "Pick the top 3 most apt.", "selected_skills",
+             {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}),
+            (prompts.UPDATE_TOOL, "Add with at most 2 skills.", "new_skills",
+             {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2})):
+        assert tool["function"]["description"] == said
+        assert str(tool["function"]["parameters"]["properties"][name]) == str(entry)  # in this order
 
 
 RIGHT = Verdict(compiled=True, correct=True, speedup=8.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.125,

@@ -127,6 +127,12 @@ def test_of_a_long_run_every_nth_step_is_shown(run, monkeypatch):
     assert all(shown.count(step) == 4 for step in set(shown) if step > 2)
 
 
+def test_curves():
+    """A step without the metric is left out."""
+    lines = [metrics(0, correct=None), metrics(1), metrics(2, correct=0.75)]
+    assert charts.learning_curve(lines, "correct") == ([1, 2], [0.5, 0.75])
+
+
 # ---- files that are broken
 
 

@@ -19,7 +19,7 @@ from conftest import (CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_
 from policy import Kernel, Prompt, Trajectory, Turn, play_in_waves, rollout, rollout_metrics
 from recipes import ranked_parent
 from sandbox import Verdict
-from selector import read_selection, recall, select
+from selector import Selection, read_selection, recall, select, selection_metrics
 from skills import Skill, SkillLibrary, skill_from_json
 from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_trigger, lazy_advice, propose,
                         read_proposals, summary_metrics, summary_reward, verify)
@@ -87,6 +87,12 @@ def test_candidates_that_do_not_fit_are_left_out(scripted):
         sampling = Sampling(400, max_prompt_tokens=limit)
         short = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, sampling)[0][0]
         assert short.candidates == whole.candidates[:kept] and len(short.completion.prompt_ids) <= limit
+
+
+def test_what_metrics_say_of_selections():
+    chosen = [Selection(make_task(), SKILLS, None, tuple(SKILLS[:n]), reward=float(n)) for n in (0, 2, 1)]
+    metrics = selection_metrics(chosen, {"skill-1", "skill-2"})
+    assert metrics == {"reward_selection": 1.0, "selected": 1.0, "selected_learnt": 2}
 
 
 # ---- policy

@@ -22,6 +22,7 @@ from command.options import complete
 from command.process import UserError
 from conftest import by_hand, learnt, write_lines
 from fast.optimizer import Muon, SplitAdamW
+from fast.rescore import head_logits
 from judge.verdict import Verdict
 from policy import policy_messages
 from sft import diversity_filter, encode, plan_batches
@@ -338,6 +339,12 @@ def test_muon_is_that_of_torch():
 
 
 # ---- rescoring
+
+
+def test_logits_of_bfloat16_are_not_rounded():
+    head, states = torch.nn.Linear(64, 99, bias=False).bfloat16(), 9 * torch.randn(5, 64).bfloat16()
+    head.get_output_embeddings = lambda: head
+    assert torch.allclose(head_logits(head, states), states.float() @ head.weight.T.float(), atol=1e-5)
 
 
 def test_layers_of_a_model_from_200_million_parameters_on_are_computed_again(model, monkeypatch):

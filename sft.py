@@ -41,9 +41,9 @@ and random weights.
 
 In --out it leaves the model with its tokenizer, a skill library, and sft.json. The latter holds the options, the number
 of examples and tokens, the seconds of training (since --resume) and the history of the loss. With the built-in examples
-the library holds five seed skills, so RL has to find the other techniques. With --data or --from-rollouts it is the
-library of --model. Every five minutes the state of the training is saved as training.pt. --resume makes the same
-examples again and continues from there.
+the library holds five seed skills, so RL has to find the other techniques; all_techniques.jsonl has those, too, for
+bench.py --library. With --data or --from-rollouts the library is that of --model. Every five minutes the state of the
+training is saved as training.pt. --resume makes the same examples again and continues from there.
 """
 
 if __name__ == "__main__":
@@ -90,7 +90,7 @@ class Options:
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
     executed: int = option(1_500, "problems, and lessons (see --redundant), solved over several turns in the sandbox")
     redundant: int = option(80_000, "lessons: examples about redundant operators (synthetic/lessons.py)")
-    lessons: int = option(300_000, "short lessons, without kernels, which are learnt first, once")
+    lessons: int = option(400_000, "short lessons, without kernels, which are learnt first, once")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
     epochs: float = option(3.0, "passes over the examples; with --model 4", above_0=True)
     batch_tokens: int = option(65_536, "tokens of one forward pass, with padding", above_0=True)
@@ -222,7 +222,7 @@ def load_data(options, chat) -> tuple:
     shown = examples[::max(1, len(examples) // 4000)] + sample_lessons(2000)
     messages = itertools.chain.from_iterable(e.messages for e in shown)
     texts = [message["content"] for message in messages]
-    tokenizer = chat.tokenizer if chat else train_tokenizer(texts, vocabulary=2048)
+    tokenizer = chat.tokenizer if chat else train_tokenizer(texts, vocabulary=2304)
     data = in_processes(functools.partial(encoder, tokenizer), examples, 100, options.processes, "tokens")
     # Lessons of three sorts: short ones, full ones, and executed ones. The numbers are their first seeds.
     lessons = write_lessons(tokenizer, 0, options.lessons, options.processes, brief=True)
@@ -438,9 +438,12 @@ def finish(model, tokenizer, options, record):
     """
     out = Path(options.out)
     Backbone(model.to(torch.bfloat16), tokenizer).save(out)
-    library = (SkillLibrary.of_model(find_path(options.model)) if options.data or options.from_rollouts
-               else Writer(None).seed_library(random.Random(options.seed)))
-    library.save(out / MODEL_FILE)
+    if options.data or options.from_rollouts:
+        SkillLibrary.of_model(find_path(options.model)).save(out / MODEL_FILE)
+    else:
+        seeds, others = Writer(None).libraries(options.seed)
+        SkillLibrary(seeds).save(out / MODEL_FILE)
+        SkillLibrary(seeds + others).save(out / "all_techniques.jsonl")  # shows what a full library is worth
     (out / "sft.json").write_text(json.dumps({"options": asdict(options)} | record, indent=1))
     (out / CHECKPOINT).unlink(missing_ok=True)
 

@@ -53,11 +53,13 @@ class Task:
 def load_task(path, level=0, name=None) -> Task:
     """Read one problem file. `path` may be relative to the repository. name: default is the file's, without .py.
 
+    Spaces at the ends of lines go: a small model copies lines token by token, and `)` followed by a space is another.
+
     Raises TaskError if the file cannot be read or is not in KernelBench's format. Its text is not executed here.
     """
     path = find_path(path)
     with user_error(f"{path}: cannot read the problem", TaskError):
-        source = path.read_text(encoding="utf-8-sig")
+        source = re.sub(r"[ \t]+$", "", path.read_text(encoding="utf-8-sig"), flags=re.MULTILINE)
     if problem := malformed(source):
         raise TaskError(f"{path}: {problem}")
     return Task(name or path.stem, level, source)

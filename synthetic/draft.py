@@ -32,6 +32,7 @@ class Draft(Dice):
         self.program = Program(seed, clutter)
         self.space = {"torch": torch, "nn": nn, "F": F, "math": math, "self": nn.Module()}  # of its torch code
         self.count = 0  # the number of the last value
+        self.defaults = []  # constructor arguments that nobody passes: (name, type, value)
         self.clutter, self.plain = clutter, plain
         # "t" is the variable of steps inside an expression: no problem has another of this name.
         self.used = {"torch", "nn", "F", "Model", "math", "self", "t", *keyword.kwlist, *_OF_MODULES}
@@ -45,7 +46,6 @@ class Draft(Dice):
         self.rows_last = True  # whether a broadcast parameter of a 3-D tensor is over the last dimension
         self.rename = self.pick(0, 0, 0, 0.1, 0.4, 1)  # how often a result gets a variable of its own
         self.literal = self.pick(0, 0, 0, 0, 0.1, 0.8)  # how often a layer's size is a literal
-        self.defaults = []  # constructor arguments that nobody passes: (name, type, value)
 
     @property
     def shape(self) -> tuple:
@@ -73,8 +73,8 @@ class Draft(Dice):
             name = self.nonsense()
         elif odd > 0.55:
             name = self.r.choice(WORDS["usual"].split())
-        elif odd > 0.45 and self.program.args:  # one that begins as another does: pool_size, pool_stride
-            name = self.r.choice(self.program.args)[0].split("_")[0] + "_" + name
+        elif odd > 0.4 and (others := self.program.args + self.defaults):
+            name = self.r.choice(others)[0].split("_")[0] + "_" + name  # begins as another does: pool_size, pool_stride
         while name in self.used or name in reserved:
             name += self.pick("2", "3", "_b") if self.plain else "_" + self.r.choice(SYLLABLES)
         self.used.add(name)
@@ -123,6 +123,8 @@ class Draft(Dice):
 
     def attribute(self, options, value) -> str:
         """An attribute of the model; returns the expression that reads it."""
+        if options != value and not self.plain and self.chance(0.12):
+            options = WORDS["functions"]
         name = options if options == value else self.name(options)
         self.program.init.append(f"self.{name} = {value}")
         setattr(self.space["self"], name, self.evaluate(value))
@@ -265,10 +267,14 @@ class Draft(Dice):
             return self.compose(name, fields)
         operator = OPERATORS[name]
         if operator.layer and not spellings and self.chance(0.4):
-            given = dict(fields)
+            given = {}
             for field_name, (options, values) in operator.numbers.items():
-                given[field_name] = self.arg(options, self.pick(*values.split()), "float")
-            self.layer(name, f"{name} act activation nonlin", operator.layer.format(**given), **fields)
+                given[operator.reads[field_name]] = self.arg(options, self.pick(*values.split()), "float")
+            if not given:
+                constructor = operator.layer.format(**fields)
+            else:
+                constructor = f"{operator.layer.partition('(')[0]}({self.layer_arguments(**given)})"
+            self.layer(name, f"{name} act activation nonlin", constructor, **fields)
         else:
             self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())
 
@@ -346,7 +352,8 @@ class Draft(Dice):
         self.dress()
         steps, nesting = self.program.steps, self.pick(0, 0, 0.15, 0.4, 0.8)
         returned, last = self.chance(0.25), steps[-1]
-        if returned and last.result.text != last.source.text:
+        inputs = [value for value, _ in self.program.inputs]
+        if returned and (last.result.text != last.source.text or last.source not in inputs):
             steps[-1] = replace(last, result=replace(last.result, text="out"))
         for i in range(len(steps) - 1, 0, -1):
             before, step = steps[i - 1:i + 1]

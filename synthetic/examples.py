@@ -146,9 +146,11 @@ class Writer:
     def skill(self, name, rng) -> Skill:
         return write_skill(TECHNIQUES[name], rng, rng.choice(self.shown[name]))
 
-    def seed_library(self, rng) -> SkillLibrary:
-        """The library that a run begins with, with examples of the expert's."""
-        return SkillLibrary([self.skill(name, rng) for name in SEED_LIBRARY])
+    def libraries(self, seed) -> tuple[list[Skill], list[Skill]]:
+        """(skills that a run begins with, those of the other techniques), with examples of the expert's."""
+        others = [name for name in TECHNIQUES if name not in SEED_LIBRARY]
+        first, rng = random.Random(seed), random.Random(seed)
+        return [self.skill(name, first) for name in SEED_LIBRARY], [self.skill(name, rng) for name in others]
 
     def injected(self, rng, fitting) -> list[Skill]:
         """1 to 3 skills for the prompt: mostly ones that fit; in a third of the prompts none, so that what a skill says

@@ -5,7 +5,7 @@ add a family: a function of a draft here, and its row of FAMILIES.
 """
 
 from synthetic.draft import Draft
-from synthetic.heads import convolution, features, linear, plain_input
+from synthetic.heads import convolution, features, linear, plain_input, pooled_features, pooling
 from synthetic.program import EXPRESSIONS, OPERATORS, WORDS, Program, problem_text
 from tasks import Task
 
@@ -97,6 +97,11 @@ def opaque_step(d):
 # ---- Rows, reductions, normalisations
 
 
+def eps(d) -> str:
+    """A norm's further argument, or none."""
+    return f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
+
+
 def row_operator(d, dim=""):
     """Softmax, scans, norms and the like over a dimension, by default the last: x = torch.log_softmax(x, dim=-1)"""
     kinds = ["softmax", "softmax", "log_softmax", "rms", "rms", "l2", "normalize", "cumsum", "share"]
@@ -104,15 +109,14 @@ def row_operator(d, dim=""):
     kind = d.pick(*kinds)
     if kind == "layer_norm":
         rank = len(d.shape)
-        first = d.pick(*[rank - 1] * 3, *range(2, rank - 1))  # of the dimensions that make a row
+        first = d.pick(*[rank - 1] * 3, *range(1, rank - 1))  # of the dimensions that make a row
         shape = d.shape[-1] if first == rank - 1 else tuple(d.shape[first:])
         annotation = "int" if first == rank - 1 else "tuple"
         if annotation == "tuple" or d.chance(0.4):
             width = d.arg("normalized_shape norm_shape width", shape, annotation)
         else:
             width = d.size(-1)
-        eps = f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
-        made = f"LayerNorm({d.layer_arguments(normalized_shape=width)}{eps})"
+        made = f"LayerNorm({d.layer_arguments(normalized_shape=width)}{eps(d)})"
         d.layer("layer_norm", "norm ln layer_norm", made, d=str(tuple(range(first, rank))))
         return
     dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
@@ -154,7 +158,7 @@ def normalization(d):
     if kind == "group":
         groups = d.pick(*(count for count in (1, 2, 4, 8) if d.shape[1] % count == 0))
         sizes = d.layer_arguments(num_groups=d.arg("num_groups groups n_groups", groups), num_channels=channels)
-        made = f"GroupNorm({sizes})"
+        made = f"GroupNorm({sizes}{eps(d)})"
     elif kind == "instance":
         made = f"InstanceNorm{rank}d({channels}{d.pick('', '', ', affine=True')})"
     d.layer(f"{kind}_norm", f"norm {kind}_norm {kind[0]}n", made)
@@ -167,14 +171,6 @@ def dense(d, options, n):
         d.sizes[n] = d.sized("hidden hidden_dim inner_dim expanded d_model", n)
     sizes = d.layer_arguments(in_features=width, out_features=d.sizes[n])
     d.layer("linear", options, f"Linear({sizes}{d.pick('', '', '', ', bias=False')})")
-
-
-def pooling(d):
-    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2). Returns the layer."""
-    k = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2"
-    kind = d.pick("Max", "Avg")
-    k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
-    return d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
 
 
 def maybe(d, most=1):
@@ -208,6 +204,8 @@ def linear_chain(d):
     if d.chance(0.25) and len(d.shape) == 2:
         normalization(d)
     steps(d, d.r.randint(1, 4), saves=0.25)
+    if d.chance(0.08) and len(d.shape) == 2:
+        pooled_features(d)
     if d.chance(0.2):
         for _ in range(d.pick(1, 1, 2)):
             dense(d, "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", d.near(64, 128, 256))
@@ -228,6 +226,8 @@ def convolution_chain(d):
     elif d.chance(0.15):
         reduction(d)
         maybe(d)
+    elif d.chance(0.1) and len(d.shape) > 3:
+        d.apply("centre", d=str(tuple(range(2, len(d.shape)))))
 
 
 def rows(d):
@@ -236,8 +236,9 @@ def rows(d):
     steps(d, d.r.randint(0, 2))
     if d.chance(0.15):
         d.apply(d.pick("sort", "flip", "roll", "cummax", "cummin", "cat", "diff"), d="-1")
-    if len(d.shape) < 4 and d.chance(0.65):
-        row_operator(d)
+    images = len(d.shape) == 4
+    if d.chance(0.5 if images else 0.65):
+        d.pick(row_operator, *[normalization] * 2 * images)(d)
         steps(d, d.r.randint(0, 2))
     else:
         reduction(d)
@@ -258,10 +259,11 @@ def loss(d):
     """A mean or sum over everything: of torch.nn.functional, written in one expression, or step by step."""
     plain_input(d, 2, 2, 3)
     maybe(d, 2)
-    target = d.input(d.dims, f"torch.rand({', '.join(d.dims)})")
+    kind = d.pick("library", "at once", "step by step")
+    dims = d.dims if kind == "library" or d.chance(0.8) else d.dims[-1:]  # the target may be broadcast
+    target = d.input(dims, f"torch.rand({', '.join(dims)})")
     if d.chance(0.5):
         d.variable = d.new_variable("loss error err cost difference")
-    kind = d.pick("library", "at once", "step by step")
     if kind == "library":
         d.apply(d.pick(*_LOSSES), y=target)
     else:
@@ -285,6 +287,22 @@ def diagonal(d):
         d.program.inputs.reverse()
     d.apply("diagonal", y=weights)
     steps(d, d.r.randint(1, 3))
+
+
+def alone(d):
+    """One operator that KernelBench does not have alone: a model that never sees one invents a second."""
+    plain_input(d, 2, 3, 3, 4)
+    kind = d.pick("rows", "rows", "rows", "loss", "formula", "activation")
+    if kind == "rows":
+        dim = d.dimension(d.pick("-1", *map(str, range(len(d.shape)))))
+        d.apply(d.pick("logsumexp", "norm", "var", "std"), d=dim, keep=d.pick("", ", keepdim=True"))
+    elif kind == "loss":
+        name = d.pick("l1_loss", "binary_cross_entropy_with_logits") + d.pick("", "", "_sum")
+        d.apply(name, y=d.input(d.dims, f"torch.rand({', '.join(d.dims)})"))
+    elif kind == "formula":
+        formula(d)
+    else:
+        activation(d, d.pick("logsigmoid", "hardswish", "exp", "sin", "abs", "mish"))
 
 
 def blocks(d):
@@ -410,7 +428,7 @@ def product(d):
 FAMILIES = {"pointwise": (24, pointwise), "linear": (24, linear_chain), "convolution": (26, convolution_chain),
             "rows": (30, rows), "any dimension": (14, any_dimension), "loss": (14, loss), "diagonal": (5, diagonal),
             "blocks": (10, blocks), "classifier": (5, classifier), "gated": (7, gated), "weighted": (5, weighted),
-            "product": (14, product)}
+            "product": (14, product), "alone": (14, alone)}
 
 
 def draw(seed, clutter=False, families=FAMILIES, plain=False) -> Program:

@@ -1,4 +1,4 @@
-"""Heads: what the problems of families.py begin with. Each is a function of a draft (draft.py)."""
+"""Heads: what the problems of families.py begin with; and poolings. Each is a function of a draft (draft.py)."""
 
 from synthetic.program import WORDS
 
@@ -38,7 +38,7 @@ def linear(d):
     if kind == "layer":
         bias = ", bias=False" if d.chance(0.15) else ""
         sizes = d.layer_arguments(in_features=i, out_features=o)
-        d.layer("linear", "linear fc gemm proj lin dense", f"Linear({sizes}{bias})")
+        d.layer("linear", "linear fc gemm matmul proj lin dense", f"Linear({sizes}{bias})")
         return
     if kind == "parameter":
         factor = d.value(d.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}) * 0.1)"))
@@ -50,6 +50,7 @@ def linear(d):
 
 _OPTIONS = {"stride": (0.3, "int", "1 2"), "padding": (0.35, "int", "1 0 2"), "groups": (0.08, "int", "1"),
             "dilation": (0.06, "int", "2 2 1"), "bias": (0.3, "bool", "False True")}  # how often, type, values
+_PADDED = {"stride": (1, "int", "2"), "output_padding": (1, "int", "1")}  # of a transposed one
 _EXTENTS = {1: (128, 256), 2: (16, 24, 32), 3: (8, 10)}
 
 
@@ -65,15 +66,20 @@ def convolution(d, same=False):
         i = d.sized("in_channels in_channels in_ch c_in", d.pick(1, 3, 4, 8, 16))
         o = d.sized("out_channels out_channels out_ch c_out", channels)
     k = d.sized("kernel_size kernel_size k ks", kernel)
-    if rank > 1 and not same and d.chance(0.1):
-        k = d.arg("kernel_size kernel", tuple(d.pick(2, 3, 5) for _ in range(rank)), "tuple")
+    if rank > 1 and not same and d.chance(0.15):
+        if d.chance(0.5):
+            k = f"({', '.join([k] * rank)})"
+        else:
+            k = d.arg("kernel_size kernel", tuple(d.pick(2, 3, 5) for _ in range(rank)), "tuple")
     options = d.layer_arguments(in_channels=i, out_channels=o, kernel_size=k)
     if d.chance(0.2) and "=" not in options:
         options = f"{i}, {o}, kernel_size={k}"
     if same:
         options += f", padding={d.pick(f'{k} // 2', kernel // 2, repr('same'))}"
     all_options = d.chance(0.2)  # the constructor has an argument for each, as in layers that are only wrapped
-    for name, (share, annotation, values) in _OPTIONS.items():
+    transposed = not same and d.chance(0.3)
+    padded = transposed and d.chance(0.3)
+    for name, (share, annotation, values) in (_OPTIONS | _PADDED if padded else _OPTIONS).items():
         if (d.chance(share) or all_options) and (name == "bias" or not same):
             value = d.pick(*values.split())
             if all_options or d.chance(0.4):
@@ -85,7 +91,22 @@ def convolution(d, same=False):
     d.input([batch, i, *sizes])
     if same:
         d.save()
-    elif d.chance(0.3):
+    if transposed:
         d.layer("conv_transpose", "conv_transpose deconv up conv_t", f"ConvTranspose{rank}d({options})")
         return
     d.layer("convolution", f"conv conv1 convolution conv{rank}d", f"Conv{rank}d({options})")
+
+
+def pooling(d):
+    """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2). Returns the layer."""
+    k = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2"
+    kind = d.pick("Max", "Avg")
+    k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
+    return d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
+
+
+def pooled_features(d):
+    """x = self.pool(x.unsqueeze(1)).squeeze(1)"""
+    size = d.arg("kernel_size pool_kernel_size", 2)
+    path = d.attribute("pool max_pool avg_pool", f"nn.{d.pick('Max', 'Avg')}Pool1d({size})")
+    d.x = d.add("call", "{layer}({x}.unsqueeze(1)).squeeze(1)", {"layer": path}, d.next_name())

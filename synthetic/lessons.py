@@ -14,6 +14,7 @@ speedups that they show are drawn; examples of several turns are executed and sh
 """
 
 import random
+import re
 
 from chat.calls import extract_code
 from chat.prompts import MOST_SKILLS
@@ -24,12 +25,13 @@ from skills import Skill
 from synthetic.examples import (Example, in_processes, policy_example, policy_reply, sandbox_if, selection_example,
                                 spoil, summary_example)
 from synthetic.planner import ALL, TECHNIQUES, Solution, write_skill
-from synthetic.redundant import HELD_OUT, NAME, NAMES, TAUGHT, TORCH, answer, draw, pair_skill, problem_text
+from synthetic.redundant import HELD_OUT, NAME, NAMES, TAUGHT, TEXTS, TORCH, answer, draw, pair_skill, problem_text
 from tasks import Task
 
 EXPLORES = 0.4  # how often a later turn leaves out some step
 OTHER_PAIR = 0.15  # how often Summary names another pair, so that its answers differ and execution can tell them apart
 BROKEN_FIRST = 0.15  # how often an executed trajectory begins with a broken kernel
+RENAMED = 0.5  # how often a brief lesson has other names for its operators
 
 TAUGHT_SET = {*TAUGHT}
 
@@ -194,7 +196,17 @@ class Lesson:
         """One example in one of the three roles. With a sandbox, an executed trajectory."""
         if sandbox:
             return self.executed(sandbox)
-        return self.rng.choice([self.policy] * 3 + [self.selection] * 3 + [self.later, self.summary])()
+        example = self.rng.choice([self.policy] * 3 + [self.selection] * 3 + [self.later, self.summary])()
+        return renamed(example, self.rng) if self.brief and example and self.rng.random() < RENAMED else example
+
+
+def renamed(example, rng) -> Example:
+    """The same with other names for the operators, so many that no pair is known: it must be looked up."""
+    names = dict(zip(NAMES, rng.sample(TEXTS["others"].split(), len(NAMES))))
+    pattern = rf"(?<!\w)({'|'.join(NAMES)})(?!\w)"
+    for message in example.messages[1:]:  # not in the role's instructions
+        message["content"] = re.sub(pattern, lambda found: names[found[1]], message["content"])
+    return example
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from judge.verdict import Verdict
 from policy import policy_messages
 from sft import diversity_filter, encode, plan_batches
 from summarizer import read_proposals
+from skills import SkillLibrary
 from synthetic.examples import Example, Writer, spoil
 from synthetic.families import draw, task_of
 from synthetic.planner import ALL, applicable
@@ -266,6 +267,9 @@ def test_a_pretrained_model_has_the_releases_values():
 
 def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     assert sum(p.stat().st_size for p in TINY.iterdir()) <= 16e6
+    seeds, others = writer.libraries(seed=0)
+    assert SkillLibrary.of_model(TINY).skills == seeds
+    assert SkillLibrary.load(TINY / "all_techniques.jsonl").skills == seeds + others
     model = Backbone.load(TINY)
     prompts, names = [], []
     for seed in range(900_000_000, 900_000_004):  # no seeds of its cold start

@@ -40,7 +40,7 @@ def files_of(folder, **sources):
 def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, capsys):
     with pytest.raises(TaskError, match="cannot read the problem"):
         load_task(tmp_path / "none.py")
-    files_of(tmp_path, good=PROBLEM, half="def f(:\n", other="x = 3\n")
+    files_of(tmp_path, good=PROBLEM.replace("\n", " \t\n"), half="def f(:\n", other="x = 3\n")
     assert tasks.listed_tasks(tmp_path) == [Task(f"{tmp_path.name}/good", 0, PROBLEM)]  # broken ones do not stop it
     half, other = capsys.readouterr().out.splitlines()
     assert "half.py: not valid Python" in half and "other.py: does not define Model, get_inputs" in other

@@ -1,4 +1,4 @@
-"""Cold start: how does a base model learn the three reply formats from a diverse set of verified examples?
+"""Cold start: how does a base model learn the three reply formats from a diverse set of examples?
 
     python sft.py --out checkpoints/tiny                    the built-in cold start: a tiny model from random weights
     python sft.py --model Qwen/Qwen3-8B-Base --out DIR      the same examples, on a pretrained model
@@ -10,8 +10,8 @@
 Four steps (paper: cold start):
 
     examples    chats of five kinds: policy turns without and with skills, selection calls, summary calls with and
-                without skills (synthetic/examples.py). The replies that are learnt are correct; earlier replies of a
-                chat may be wrong on purpose. Then the diversity filter
+                without skills (synthetic/examples.py), through the diversity filter; and lessons, which obey any skill,
+                even a false one (synthetic/lessons.py). Short lessons are learnt first, once
     tokens      each chat as token ids with a mask: only the assistant's tokens have a loss
     batches     examples of about the same length together, padded to one of a few widths
     training    AdamW, or from random weights Muon; cosine schedule with warm-up (fast/train_step.py)
@@ -41,7 +41,7 @@ the paper's released rows instead. synthetic/tiny.py makes the tiny model's toke
 In --out it leaves the model with its tokenizer, a skill library, and sft.json: the options, the numbers of examples and
 tokens, the seconds of training (since --resume) and the history of the loss. With the built-in examples the library
 holds five seed skills, so RL has to find the other techniques; all_techniques.jsonl holds those, too. With --data or
---from-rollouts it is the library of --model. Every five minutes training.pt is saved, from which --resume continues.
+--from-rollouts (a run's good replies) it is --model's. Every five minutes training.pt is saved, for --resume.
 """
 
 if __name__ == "__main__":

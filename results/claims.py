@@ -317,7 +317,7 @@ def claims(arms) -> list[tuple]:
              [float(len(run.found())) for run in runs]),
             ("What it finds is right", "share of them that is redundant, - 0.5",
              [held(run) - 0.5 for run in runs if run.found()]),
-            ("What it finds is used", "correct first turns with such a skill, 1.2x or faster",
+            ("What it finds is used", "correct first turns with a leave-out skill, 1.2x or faster",
              [float(sum(use[2] >= 1.2 for found in run.uses.values() for use in found)) for run in runs]),
         ]
     for arm, claim in (("no-verify", "Verification matters"), ("bm25-only", "Reranking beats BM25 alone"),

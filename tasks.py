@@ -53,7 +53,7 @@ class Task:
 def load_task(path, level=0, name=None) -> Task:
     """Read one problem file. `path` may be relative to the repository. name: default is the file's, without .py.
 
-    Spaces at the ends of lines go: a small model copies lines token by token, and `)` followed by a space is another.
+    Spaces at the ends of lines go: a small model copies tokens, and `)` with a space after it is another token.
 
     Raises TaskError if the file cannot be read or is not in KernelBench's format. Its text is not executed here.
     """

@@ -123,9 +123,9 @@ class Draft(Dice):
 
     def attribute(self, options, value) -> str:
         """An attribute of the model; returns the expression that reads it."""
-        if options != value and not self.plain and self.chance(0.12):
-            options = WORDS["functions"]
-        name = options if options == value else self.name(options)
+        name = value
+        if options != value:  # else it is kept under its own name
+            name = self.name(WORDS["functions"] if not self.plain and self.chance(0.12) else options)
         self.program.init.append(f"self.{name} = {value}")
         setattr(self.space["self"], name, self.evaluate(value))
         return f"self.{name}"
@@ -270,10 +270,9 @@ class Draft(Dice):
             given = {}
             for field_name, (options, values) in operator.numbers.items():
                 given[operator.reads[field_name]] = self.arg(options, self.pick(*values.split()), "float")
-            if not given:
-                constructor = operator.layer.format(**fields)
-            else:
-                constructor = f"{operator.layer.partition('(')[0]}({self.layer_arguments(**given)})"
+            constructor = operator.layer.format(**fields)
+            if given:
+                constructor += f"({self.layer_arguments(**given)})"
             self.layer(name, f"{name} act activation nonlin", constructor, **fields)
         else:
             self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())

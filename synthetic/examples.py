@@ -146,11 +146,13 @@ class Writer:
     def skill(self, name, rng) -> Skill:
         return write_skill(TECHNIQUES[name], rng, rng.choice(self.shown[name]))
 
+    def skills(self, names, rng) -> list[Skill]:
+        return [self.skill(name, rng) for name in names]
+
     def libraries(self, seed) -> tuple[list[Skill], list[Skill]]:
         """(skills that a run begins with, those of the other techniques), with examples of the expert's."""
         others = [name for name in TECHNIQUES if name not in SEED_LIBRARY]
-        first, rng = random.Random(seed), random.Random(seed)
-        return [self.skill(name, first) for name in SEED_LIBRARY], [self.skill(name, rng) for name in others]
+        return self.skills(SEED_LIBRARY, random.Random(seed)), self.skills(others, random.Random(seed))
 
     def injected(self, rng, fitting) -> list[Skill]:
         """1 to 3 skills for the prompt: mostly ones that fit; in a third of the prompts none, so that what a skill says
@@ -160,7 +162,7 @@ class Writer:
         names = []
         for _ in range(rng.choice([1, 1, 2, 2, 3])):
             names.append(rng.choice(fitting if fitting and rng.random() < fits else other or fitting))
-        skills = [self.skill(name, rng) for name in dict.fromkeys(names)]
+        skills = self.skills(dict.fromkeys(names), rng)
         if rng.random() < 0.1:  # a pair that these problems do not have
             skills[-1] = pair_skill(rng.choice(TAUGHT), rng)
         return skills
@@ -230,7 +232,7 @@ class Writer:
     def selection(self, rng, task, program) -> Example:
         """A choice from a random library: usually what fits, now and then something else."""
         useful = applicable(program)
-        skills = [self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))]
+        skills = self.skills(rng.sample(sorted(ALL), rng.randint(3, len(ALL))), rng)
         skills += [pair_skill(rng.choice(TAUGHT), rng) for _ in range(rng.choice([0, 0, 2, 8]))]
         library = SkillLibrary(skills)
         candidates = recall(library, task.source) or library.skills[:3]

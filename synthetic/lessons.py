@@ -34,6 +34,8 @@ BROKEN_FIRST = 0.15  # how often an executed trajectory begins with a broken ker
 RENAMED = 0.5  # how often a brief lesson has other names for its operators
 
 TAUGHT_SET = {*TAUGHT}
+OTHERS = TEXTS["others"].split()
+OPERATOR = re.compile(rf"(?<!\w)({'|'.join(NAMES)})(?!\w)")
 
 
 def near_miss(chain, rng) -> tuple[str, str]:
@@ -202,10 +204,9 @@ class Lesson:
 
 def renamed(example, rng) -> Example:
     """The same with other names for the operators, so many that no pair is known: it must be looked up."""
-    names = dict(zip(NAMES, rng.sample(TEXTS["others"].split(), len(NAMES))))
-    pattern = rf"(?<!\w)({'|'.join(NAMES)})(?!\w)"
+    names = dict(zip(NAMES, rng.sample(OTHERS, len(NAMES))))
     for message in example.messages[1:]:  # not in the role's instructions
-        message["content"] = re.sub(pattern, lambda found: names[found[1]], message["content"])
+        message["content"] = OPERATOR.sub(lambda found: names[found[1]], message["content"])
     return example
 
 

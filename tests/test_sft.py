@@ -26,8 +26,8 @@ from fast.rescore import head_logits
 from judge.verdict import Verdict
 from policy import policy_messages
 from sft import diversity_filter, encode, plan_batches
-from summarizer import read_proposals
 from skills import SkillLibrary
+from summarizer import read_proposals
 from synthetic.examples import Example, Writer, spoil
 from synthetic.families import draw, task_of
 from synthetic.planner import ALL, applicable

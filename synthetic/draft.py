@@ -270,9 +270,10 @@ class Draft(Dice):
             given = {}
             for field_name, (options, values) in operator.numbers.items():
                 given[operator.reads[field_name]] = self.arg(options, self.pick(*values.split()), "float")
-            constructor = operator.layer.format(**fields)
-            if given:
-                constructor += f"({self.layer_arguments(**given)})"
+            if not given:
+                constructor = operator.layer.format(**fields)
+            else:
+                constructor = f"{operator.layer.partition('(')[0]}({self.layer_arguments(**given)})"
             self.layer(name, f"{name} act activation nonlin", constructor, **fields)
         else:
             self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())

@@ -35,11 +35,11 @@ the same: these values are ours, and teach a tiny model faster.
 The released checkpoints were trained with their own chat template. To train with it, save it as a file and pass it as
 --chat-template. results/faithful.md says where it is, and how the release's gradient differs.
 
-This differs from the paper: a program that knows twelve techniques writes the examples, not a large model. --data uses
-the paper's released rows instead. synthetic/tiny.py makes the tiny model's tokenizer and random weights.
+This differs from the paper: a program that knows twelve techniques writes the examples. --data uses the paper's rows,
+which a large model wrote. synthetic/tiny.py makes the tiny model's tokenizer and random weights.
 
-In --out it leaves the model with its tokenizer, a skill library, and sft.json: the options, the numbers of examples and
-tokens, the seconds of training (since --resume) and the history of the loss. With the built-in examples the library
+In --out it leaves the model with its tokenizer, a skill library, and sft.json. The latter has the options, the numbers
+of examples and tokens, the seconds of training since --resume, and the losses. With the built-in examples the library
 holds five seed skills, so RL has to find the other techniques; all_techniques.jsonl holds those, too. With --data or
 --from-rollouts (a run's good replies) it is --model's. Every five minutes training.pt is saved, for --resume.
 """

@@ -4,17 +4,18 @@ import textwrap
 
 from tasks import Task
 
-TASK = Task("scaled_silu", 0, '''
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
+LAYERS = '''
     def __init__(self, features, factor):
         super().__init__()
         self.linear = nn.Linear(features, features)
         self.bias = nn.Parameter(torch.randn(features))
         self.factor = factor
+'''
+TASK = Task("scaled_silu", 0, f'''
+import torch
+import torch.nn as nn
 
+class Model(nn.Module):{LAYERS}
     def forward(self, x):
         x = self.linear(x)
         return torch.nn.functional.silu(x + self.bias) * self.factor
@@ -28,7 +29,7 @@ def get_init_inputs():
     return [32, 2.5]
 ''')
 
-HONEST = '''
+HONEST = f'''
 import torch
 import torch.nn as nn
 import triton
@@ -41,13 +42,7 @@ def bias_silu_scale(x_ptr, bias_ptr, out_ptr, factor, n, columns, BLOCK: tl.cons
     x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
     tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor, mask=mask)
 
-class ModelNew(nn.Module):
-    def __init__(self, features, factor):
-        super().__init__()
-        self.linear = nn.Linear(features, features)
-        self.bias = nn.Parameter(torch.randn(features))
-        self.factor = factor
-
+class ModelNew(nn.Module):{LAYERS}
     def forward(self, x):
         x = self.linear(x)
         out = torch.empty_like(x)
@@ -105,6 +100,20 @@ def by_elements(result, more="", state="") -> str:
 out = torch.empty_like(x)
 apply[(triton.cdiv(x.numel(), 512),)](x, out, x.numel(), BLOCK=512)
 return out""", state)
+
+
+def by_rows(result, more="", dtype="x.dtype") -> str:
+    """A candidate with a program for each row of x, which stores `result` of v, the row. more: kernels."""
+    kernel = """
+@triton.jit
+def row(x, out, C: tl.constexpr):
+    v = tl.load(x + tl.program_id(0) * C + tl.arange(0, C))
+    tl.store(out + tl.program_id(0), RESULT)
+"""
+    return solution(kernel.replace("RESULT", result) + more, f"""
+out = x.new_empty(len(x), dtype={dtype})
+row[(len(x),)](x, out, C=x.shape[1])
+return out""")
 
 
 def verdict(box, task, code):

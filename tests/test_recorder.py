@@ -6,17 +6,12 @@ calls, or only because values are known, is refused.
 
 import pytest
 
-from candidates import fails, indent, passes, problem, replaced, solution, verdict
+from candidates import APPLY, by_rows, fails, indent, passes, problem, replaced, solution, verdict
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Host code that doubles x by this kernel
 
-DOUBLE = """
-@triton.jit
-def double(x, out, n, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + o, tl.load(x + o, mask=o < n) * 2, mask=o < n)
-"""
+DOUBLE = replaced(APPLY, ("apply", "double"), ("RESULT", "v * 2"))
 TASK = problem("x * 2")
 CALL = "double[(16,)](x, out, x.numel(), BLOCK=256)\nreturn out"
 NEW = "out = torch.empty_like(x)\n"
@@ -77,14 +72,14 @@ SOURCES = {
     "what inductor writes": doubling(head=INDUCTOR, body=INDUCTOR_CALLS),
     "a hook of each configuration": doubling(
         (JIT, f"@triton.autotune({CONFIGS.replace('num_warps=w', 'num_warps=w, pre_hook=zero')})\n{JIT}"),
-        (f"{LOADED} * 2", f"tl.load(out + o, mask=o < n) + {LOADED} * 2"), body=NEW + TUNED,
+        ("v * 2", "tl.load(out + o, mask=o < n) + v * 2"), body=NEW + TUNED,
         head="def zero(arguments):\n    arguments['out'].zero_()\n"),
     "a hook of a kernel": doubling(
         ("    tl.store(out + o, ", "    tl.atomic_add(out + o, "), body=(
             "if not double.pre_run_hooks:\n    double.add_pre_run_hook(zero)\n" + NEW + CALL),
         head="def zero(x, out, n, **_):\n    out.zero_()\n"),
     "a compiled helper that is not called": doubling(head="@torch.compile(dynamic=True)\ndef idea(x):\n    pass\n\n"),
-    "a buffer of bytes": doubling((f"{LOADED} * 2", f"({LOADED} > 0).to(tl.float32).to(tl.float8e4nv)"), body=(
+    "a buffer of bytes": doubling(("v * 2", "(v > 0).to(tl.float32).to(tl.float8e4nv)"), body=(
         "signs = torch.empty_like(x, dtype=torch.float8_e4m3fn)\n" + CALL.replace("x, out", "x, signs").replace(
             "return out", "return 2 * x.abs() * (2 * signs.float() - 1)"))),
     "a heuristic": doubling((JIT, f"@triton.heuristics({{'BLOCK': lambda a: 256 if a['n'] > 9 else 1}})\n{JIT}"),
@@ -102,14 +97,7 @@ SOURCES = {
 
 def test_of_a_row_for_each_program_the_largest_has_its_place(box):
     """Places are the same in all programs, values are not."""
-    kernel = """
-@triton.jit
-def largest(x, out, BLOCK: tl.constexpr):
-    row = tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))
-    tl.store(out + tl.program_id(0), tl.argmax(row, 0))
-"""
-    passes(box, problem("torch.argmax(x, 1)"), solution(kernel, (
-        "out = torch.empty(64, dtype=torch.int64, device=x.device)\nlargest[(64,)](x, out, BLOCK=64)\nreturn out")))
+    passes(box, problem("torch.argmax(x, 1)"), by_rows("tl.argmax(v, 0)", dtype="torch.int64"))
 
 
 @pytest.mark.parametrize("name", SOURCES)

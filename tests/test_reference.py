@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from candidates import agrees, copied, replaced, small_task
+from candidates import agrees, copied, indent, replaced, small_task
 from judge.trials import Bound, compare, named, sharing
 from judge.reference import Reference
 from tasks import Task, TaskError
@@ -137,13 +137,7 @@ RECURRENCE = """h = torch.zeros_like(x[:, 0])
 for t in range(x.shape[1]):
     h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
 return h"""
-
-
-def recurrence(x):
-    h = torch.zeros_like(x[:, 0])
-    for t in range(x.shape[1]):
-        h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
-    return h
+exec(f"def recurrence(x):\n{indent(RECURRENCE)}")
 
 
 def mean_of_blocks(x):

@@ -328,21 +328,17 @@ def test_a_skill_that_joins_has_a_name_of_its_own_and_is_found():
     assert [s.name for s in recall(library, "softmax")] == ["a-3", "a-4", "a-5"]
 
 
-RECORD = {"name": "n", "description": "d", "scope": "general", "tags": ["t"], "content": "c"}
-
-
 @pytest.mark.parametrize("line", [
-    '{"name": "half', [1, 2], {"name": "n"}, RECORD | {"name": " "}, RECORD | {"tags": [1]},
-    RECORD | {"verify_speedup": "fast"}])
+    '{"name": "half', [1, 2], {"name": "n"}, entry(name=" "), entry(tags=[1]), entry(verify_speedup="fast")])
 def test_a_broken_line_is_refused_with_its_number(tmp_path, line):
-    write_lines(tmp_path / "skill_library.jsonl", RECORD, "", line, RECORD)
+    write_lines(tmp_path / "skill_library.jsonl", entry(), "", line, entry())
     with pytest.raises(UserError, match="skill_library.jsonl, line 3: not a skill"):
         SkillLibrary.of_model(tmp_path)
 
 
 def test_the_release_takes_lines_without_scope_or_list_of_tags():
     for nothing in (None, ""):
-        made = skill_from_json(RECORD | {"name": " n ", "scope": nothing, "tags": nothing, "author": 1})
+        made = skill_from_json(entry(name=" n ", scope=nothing, tags=nothing, author=1))
         assert (made.name, made.scope, made.tags) == ("n", "general", ())
 
 

@@ -58,7 +58,7 @@ def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(box):
     assert 0 < v.bandwidth < 1 and 0 < v.arithmetic < 1 and len(feedback(v).split()) <= 80
 
 
-MISTAKES = [  # (what stands in HONEST, what stands there instead, compiled?, words of the error, the line shown)
+@pytest.mark.parametrize("old, new, compiled, says, shown", [  # old stands in HONEST, shown in the verdict
     ("x * tl.sigmoid(x) * factor", "x * tl.sigmoid(x)", True, "wrong values", ""),
     ("x = self.linear(x)", "x = self.liner(x)", True, "liner", "self.liner"),
     ("return out", "return None", True, "NoneType instead of tensor", ""),
@@ -68,11 +68,7 @@ MISTAKES = [  # (what stands in HONEST, what stands there instead, compiled?, wo
     ("x * tl.sigmoid(x)", "x * tl.dot(x, x)", False, "compil", "tl.dot"),
     ("BLOCK=1024)", "BLOCKS=1024)", True, "no argument or launch option BLOCKS", "BLOCKS"),
     ("(self, x):", "(self, x)", False, "SyntaxError", "def forward"),
-    ("import triton\n", "import tritonn\n", False, "tritonn", "tritonn"),
-]
-
-
-@pytest.mark.parametrize("old, new, compiled, says, shown", MISTAKES)
+    ("import triton\n", "import tritonn\n", False, "tritonn", "tritonn")])
 def test_mistakes_are_named_with_their_line(box, old, new, compiled, says, shown):
     v = verdict(box, TASK, changed((old, new)))
     assert not v.correct and v.speedup is None and v.compiled == compiled and v.rejected is None, v

@@ -7,7 +7,7 @@ drawn. Both clocks must refuse the wrong one, accept the honest one, and pay nei
 import pytest
 import torch
 
-from candidates import fails, passes, problem, small_task, solution
+from candidates import APPLY, fails, passes, problem, small_task, solution
 from sandbox import Sandbox
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -20,18 +20,11 @@ def judge(request):
         yield sandbox
 
 
-THROUGH = """
-import torch.nn.functional as F
-
-@triton.jit
-def copy(x, out, n, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + o, tl.load(x + o, mask=o < n), mask=o < n)
-
+THROUGH = "\nimport torch.nn.functional as F" + APPLY.replace("RESULT", "v") + """
 def through(x):
     x = x.contiguous()
     out = torch.empty_like(x)
-    copy[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
+    apply[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
     return out
 """
 

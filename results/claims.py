@@ -7,7 +7,8 @@
 A run takes two cores (--cores). Its small files stay in results/claims/ARM/SEED: metrics.jsonl, the library, and
 problems.json (the evaluation's rewards with and without the library, and where training used what was found). A killed
 run is continued. Before RL the model can be given the library that a run has found. For that, bench.py runs it with
-each library of the arms in LIBRARIES, and the rewards stay in results/claims/ARM/SEED/before.json.
+each library of the arms in LIBRARIES, and the rewards stay in results/claims/ARM/SEED/before.json. With a KernelBench
+checkout, bench.py can do the same for its level 2; the table reads such a summary.json as .../ARM/SEED/level2.json.
 
 A claim is *confirmed* or *contradicted* where the 95 % interval over seeds (Student's t) excludes zero, *none seen*
 where it lies within 0.05 of zero, else *open*, with the number of seeds that would settle it if the mean stayed.
@@ -50,6 +51,7 @@ PAIR_OF = {"redundant/1_MirroredLength": ("flip", "norm"), "redundant/2_ShiftedP
            "redundant/3_SortedSpread": ("sort", "std"), "redundant/4_RunningPeak": ("cummax", "amax"),
            "redundant/5_DoubledMean": ("cat", "mean"), "redundant/6_RepeatedFloor": ("repeat", "amin"),
            "redundant/7_PaddedTotal": ("pad", "sum"), "redundant/8_MirroredLogTotal": ("fliplr", "logsumexp")}
+LEVEL2 = ROOT / "results/kernelbench/level2.json"  # with the skills that every run begins with
 ALL_TURNS, FIRST_TURN = slice(None), slice(1)
 HOLDS = {*PAIR_OF.values()}  # the others of redundant.HELD_OUT do not hold; the model is told neither list
 
@@ -170,6 +172,8 @@ class Run:
         self.last_step = max(self.rewards, key=int)  # with an evaluation
         before = folder / "before.json"
         self.before = json.loads(before.read_text()) if before.is_file() else {}
+        level2 = folder / "level2.json"
+        self.kernelbench = shares_of(level2) if level2.is_file() else {}
 
     def first(self, name):
         return next(line[name] for line in self.metrics if name in line)
@@ -227,6 +231,12 @@ class Run:
         """The mean of `by_problem`; None without such a problem."""
         values = self.by_problem(**which).values()
         return statistics.mean(values) if values else None
+
+
+def shares_of(path) -> dict:
+    """Shares of problems in a summary.json of bench.py, by best turn and strict rule: {"correct": 0.6, ...}"""
+    figures = json.loads(path.read_text())["figures"]
+    return next(row for row in figures if (row["counted"], row["rule"]) == ("best turn", "strict"))
 
 
 HELD_OUT = []  # filled in by main: synthetic.redundant imports torch, which the table does not need otherwise
@@ -320,6 +330,11 @@ def claims(arms) -> list[tuple]:
             ("What it finds is used", "correct first turns with a leave-out skill, 1.2x or faster",
              [float(sum(use[2] >= 1.2 for found in run.uses.values() for use in found)) for run in runs]),
         ]
+        start = shares_of(LEVEL2)
+        for name, title in (("fast_1.2", "Fast_1.2"), ("fast_1", "Fast_1"), ("correct", "correct")):
+            rows.append(("What it finds helps on KernelBench",
+                         f"level 2, {title}: model before RL, with the run's last library - with its first",
+                         [run.kernelbench[name] - start[name] for run in runs if run.kernelbench]))
     for arm, claim in (("no-verify", "Verification matters"), ("bm25-only", "Reranking beats BM25 alone"),
                        ("freeze-selection", "Training Selection helps"), ("freeze-summary", "Training Summary helps"),
                        ("no-skills", "A library learns faster than the weights alone"),

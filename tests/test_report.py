@@ -174,8 +174,7 @@ def browse(page, script):
 @pytest.mark.slow
 @pytest.mark.curves
 def test_a_browser_opens_filters_and_shows_conversations(run):
-    path, _, _ = made(run)
-    assert browse(path, Path(__file__).with_name("browse.js").read_text()) == {
+    assert browse(made(run)[0], Path(__file__).with_name("browse.js").read_text()) == {
         "roles": [6, 1, 1, 8], "steps": [5, 1, 8], "skill": [2, 8], "verdict": 1, "turns": 2, "evil": True, "charts": 1,
         "marked": [f"{run}:step_1.3"], "told": ["told ", f"told {EVIL}"], "dropped": ["no candidate: ghost"],
         "proposals": ["found staged", "a proposal without a name malformed"]}

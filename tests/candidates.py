@@ -104,13 +104,12 @@ return out""", state)
 
 def by_rows(result, more="", dtype="x.dtype") -> str:
     """A candidate with a program for each row of x, which stores `result` of v, the row. more: kernels."""
-    kernel = """
+    return solution(f"""
 @triton.jit
 def row(x, out, C: tl.constexpr):
     v = tl.load(x + tl.program_id(0) * C + tl.arange(0, C))
-    tl.store(out + tl.program_id(0), RESULT)
-"""
-    return solution(kernel.replace("RESULT", result) + more, f"""
+    tl.store(out + tl.program_id(0), {result})
+{more}""", f"""
 out = x.new_empty(len(x), dtype={dtype})
 row[(len(x),)](x, out, C=x.shape[1])
 return out""")

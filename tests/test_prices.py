@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from candidates import by_elements, by_rows, fails, passes, problem, replaced, solution
+from candidates import by_elements, by_rows, fails, passes, problem, replaced
 from judge import prices
 
 
@@ -96,12 +96,13 @@ def slow(a, b):
 
 
 def test_a_function_of_elements_costs_what_it_does(box):
-    task = problem("x + x", "torch.randn(64, 1024)")
-    direct, mapped = (passes(box, task, by_elements(result, SLOW)).candidate_ms for result in (
-        "tl.where(tl.sin(tl.sin(v)) > 2.0, 0.0, v + v)", "tl.map_elementwise(slow, v, v)"))
+    def costs(expression, form, *results):
+        task = problem(expression, "torch.randn(64, 1024)")
+        return [passes(box, task, form(result, SLOW)).candidate_ms for result in results]
+
+    direct, mapped = costs("x + x", by_elements, "tl.where(tl.sin(tl.sin(v)) > 2.0, 0.0, v + v)",
+                           "tl.map_elementwise(slow, v, v)")
     assert mapped == pytest.approx(direct, rel=0.01)
-    task = problem("x.sum(1)", "torch.randn(64, 1024)")
-    plain, slow = (passes(box, task, by_rows(result, SLOW)).candidate_ms for result in (
-        "tl.sum(v, 0)", "tl.reduce(v, 0, slow)"))
+    plain, slow = costs("x.sum(1)", by_rows, "tl.sum(v, 0)", "tl.reduce(v, 0, slow)")
     flops = 400 * 64 * 1024  # of the sines
     assert slow - plain > 0.5 * flops / prices.PEAK

@@ -1,6 +1,7 @@
 """Redundant operators: what the cold start may know of the held-out pairs, and the expert's kernels; and the table of
 claims in their world: intervals over seeds, what is concluded, and what is read of a run's files."""
 
+import json
 import math
 import random
 import sys
@@ -122,7 +123,9 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
     write_lines(folder / "rollouts/step_2.jsonl", {"role": "selection"}, rollout([found], 2.0, 1.5),
                 rollout([found], 0.0, 0.0), rollout(["other"], 2.0, 1.5))
     claims.keep(folder, kept)
-    (kept / "level2.json").write_bytes(claims.LEVEL2.read_bytes())
+    level2 = json.loads(claims.LEVEL2.read_text())
+    level2["figures"][1]["fast_1.2"] += 0.25  # of the best turn, by the strict rule
+    write_lines(kept / "level2.json", level2)
     monkeypatch.setattr(claims, "HELD_OUT", [("flip", "norm")])
     run = claims.Run(kept)
     assert run.uses == {found: [[2, TASK, 2.0]]}
@@ -130,7 +133,7 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch):
     assert rows["reward, redundant operators, with the library, after - before"] == [0.5]
     assert rows["reward with the library - without, all 12 problems"] == [0.5]
     assert rows["the same, problems about whose pair the library has a skill"] == [0.5]
-    assert rows["level 2, Fast_1.2: model before RL, with the run's last library - with its first"] == [0.0]
+    assert rows["level 2, Fast_1.2: model before RL, with the run's last library - with its first"] == [0.25]
     assert rows["held-out pairs in the library"] == [1.0] and rows["share of them that is redundant, - 0.5"] == [0.5]
     rows = claims.claims({"default": {0: run}, "no-skills": {0: run}})
     assert [values for claim, _, values in rows if "the weights alone" in claim] == [[0.0], [0.0]]

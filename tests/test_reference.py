@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from candidates import agrees, copied, indent, replaced, small_task
+from candidates import agrees, copied, replaced, small_task
 from judge.trials import Bound, compare, named, sharing
 from judge.reference import Reference
 from tasks import Task, TaskError
@@ -133,11 +133,11 @@ def test_the_tolerance_is_relative_and_a_few_units_of_the_last_place(load, dtype
             assert all(is_right(reference, lambda x: x + (x.abs() * error).to(dtype))) == (error == right)
 
 
-RECURRENCE = """h = torch.zeros_like(x[:, 0])
-for t in range(x.shape[1]):
-    h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
-return h"""
-exec(f"def recurrence(x):\n{indent(RECURRENCE)}")
+def recurrence(x):
+    h = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
+    return h
 
 
 def mean_of_blocks(x):
@@ -167,7 +167,8 @@ TWINS = {  # name: (inputs, reference, a right function, a wrong one that is rig
         "torch.randn(4, 1024)", "return x.topk(2, 1).values", lambda x: x.sort(1, descending=True).values[:, :2],
         lambda x: x.view(4, -1, 2).amax(2).topk(2, 1).values),
     "only a recurrence's last steps": (
-        "torch.randn(8, 64, 16)", RECURRENCE, recurrence, lambda x: recurrence(x[:, -24:])),
+        "torch.randn(8, 64, 16)", "from test_reference import recurrence\nreturn recurrence(x)", recurrence,
+        lambda x: recurrence(x[:, -24:])),
     "half of a mean's elements": (
         "torch.rand(1 << 18)", "return x.mean()", lambda x: x.view(1024, -1).mean(1).mean(), lambda x: x[::2].mean()),
     "small outputs": (f"{SQUARE} * 1e-4", "return x + 0", lambda x: x * (1 + 1e-5), torch.zeros_like),
